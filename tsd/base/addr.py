@@ -1,0 +1,91 @@
+"""Addresses as values: `AddrPort`, and the 16+2 byte form that disco, DERP and PCP share."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+
+from tsd.base.errors import DecodeError
+
+IPAddress = IPv4Address | IPv6Address
+IPPrefix = IPv4Network | IPv6Network
+
+_V4_IN_6 = bytes(10) + b"\xff\xff"
+
+CGNAT = IPv4Network("100.64.0.0/10")
+TAILSCALE_ULA = IPv6Network("fd7a:115c:a1e0::/48")
+QUAD_100 = IPv4Address("100.100.100.100")
+QUAD_100_V6 = IPv6Address("fd7a:115c:a1e0::53")
+
+
+class AddrPort(NamedTuple):
+    """An IP address and a UDP or TCP port; text form `1.2.3.4:5` or `[2001:db8::1]:5`."""
+
+    ip: IPAddress
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> AddrPort:
+        """Raises `DecodeError` when `text` is not an address with a port; zones are refused."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            raise DecodeError("addr", f"not ip:port: {text!r}")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise DecodeError("addr", f"IPv6 needs brackets: {text!r}")
+        return cls(parse_ip(host), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.ip}]:{self.port}" if self.ip.version == 6 else f"{self.ip}:{self.port}"
+
+    def encode(self) -> bytes:
+        """18 bytes: the address as 16 bytes (IPv4 mapped) and a big-endian port."""
+        return encode_ip16(self.ip) + self.port.to_bytes(2, "big")
+
+    @classmethod
+    def decode(cls, raw: bytes) -> AddrPort:
+        """The reverse of `encode`; mapped IPv4 comes back as IPv4."""
+        if len(raw) != 18:
+            raise DecodeError("addr", f"{len(raw)} bytes, want 18")
+        return cls(decode_ip16(raw[:16]), int.from_bytes(raw[16:18], "big"))
+
+
+def parse_ip(text: str) -> IPAddress:
+    """Raises `DecodeError` instead of ValueError; scoped IPv6 is refused, mapped IPv4 is unmapped."""
+    if "%" in text:
+        raise DecodeError("addr", f"zone not allowed: {text!r}")
+    try:
+        return unmap(ip_address(text))
+    except ValueError as err:
+        raise DecodeError("addr", str(err)) from None
+
+
+def parse_prefix(text: str) -> IPPrefix:
+    """An address or CIDR without host bits. Raises `DecodeError`."""
+    try:
+        return ip_network(text, strict=True)
+    except ValueError as err:
+        raise DecodeError("addr", str(err)) from None
+
+
+def unmap(ip: IPAddress) -> IPAddress:
+    """`::ffff:a.b.c.d` becomes `a.b.c.d`; anything else is returned as it is."""
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        return ip.ipv4_mapped
+    return ip
+
+
+def encode_ip16(ip: IPAddress) -> bytes:
+    return _V4_IN_6 + ip.packed if ip.version == 4 else ip.packed
+
+
+def decode_ip16(raw: bytes) -> IPAddress:
+    if len(raw) != 16:
+        raise DecodeError("addr", f"{len(raw)} address bytes, want 16")
+    return IPv4Address(raw[12:]) if raw[:12] == _V4_IN_6 else IPv6Address(raw)
+
+
+def is_tailnet_ip(ip: IPAddress) -> bool:
+    """Whether an address lies in the ranges that overlays of this kind hand out by default."""
+    return ip in CGNAT if ip.version == 4 else ip in TAILSCALE_ULA

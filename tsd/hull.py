@@ -1,0 +1,194 @@
+"""What the engine needs from an operating system: small protocols and plain records.
+
+Every method is idempotent. Implementations live in `tsplatform` and raise `HullError`; this file does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tsd.base.addr import AddrPort, IPAddress, IPPrefix
+
+
+class Frame(NamedTuple):
+    """One IP packet, or a TCP super-segment.
+
+    `packet` is a complete IP packet (bytes-like, at most 65535 bytes). When `segment_bytes` > 0 it is a TCP packet
+    whose payload is to be cut into pieces of that many bytes (and whose checksum need not be filled in): the form in
+    which a kernel TUN with offloads and our own netstack move bulk data.
+    """
+
+    packet: bytes | bytearray | memoryview
+    segment_bytes: int = 0
+
+
+class Tun(Protocol):
+    """The host's side of the overlay: a kernel device, or the userspace netstack."""
+
+    name: str
+    mtu_bytes: int
+    is_userspace: bool
+
+    def attach(self, on_frames: Callable[[list[Frame]], None]) -> None:
+        """Start delivering what the host sends into the overlay, in batches, on the running loop."""
+
+    def deliver(self, frames: Sequence[Frame]) -> None:
+        """Hand packets that came from the overlay to the host; never blocks, drops when the host is slow."""
+
+    def close(self) -> None: ...
+
+
+class Stream(Protocol):
+    """A byte stream, TCP of the overlay or of the host. One reader and one writer task."""
+
+    local: AddrPort
+    remote: AddrPort
+
+    async def read(self, limit: int) -> bytes:
+        """Up to `limit` bytes; b"" after the peer's FIN. Raises ConnectionResetError after a RST."""
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Returns once the data is accepted (back-pressure). Raises ConnectionError."""
+
+    async def write_eof(self) -> None:
+        """Half-close: FIN after everything written."""
+
+    def abort(self) -> None:
+        """RST, at once."""
+
+    async def close(self) -> None:
+        """FIN, then forget the connection; idempotent."""
+
+
+class DatagramPort(Protocol):
+    """A UDP port on the overlay."""
+
+    local: AddrPort
+
+    def send(self, data: bytes, remote: AddrPort) -> None: ...
+
+    async def receive(self) -> tuple[bytes, AddrPort]: ...
+
+    def close(self) -> None: ...
+
+
+StreamHandler = Callable[[Stream], Awaitable[None]]
+
+
+class OverlayNet(Protocol):
+    """Sockets whose traffic runs inside the overlay (netstack), or the host's own sockets when a TUN routes it."""
+
+    async def connect(self, remote: AddrPort, timeout_s: float = 10.0) -> Stream:
+        """Raises ConnectionRefusedError, TimeoutError or OSError (no route)."""
+
+    async def listen(self, local: AddrPort, handler: StreamHandler) -> int:
+        """Serve each accepted connection; port 0 lets the implementation choose. Returns the port. Raises OSError."""
+
+    def unlisten(self, local: AddrPort) -> None: ...
+
+    async def open_datagram(self, local: AddrPort | None, remote_family: int = 4) -> DatagramPort:
+        """`local` None: own overlay address of the family and a free port."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """What the host's routing and firewall should be. Compare by value; equal means nothing to do."""
+
+    local_addresses: tuple[IPPrefix, ...] = ()
+    routes: tuple[IPPrefix, ...] = ()
+    local_routes: tuple[IPPrefix, ...] = ()
+    subnet_routes: tuple[IPPrefix, ...] = ()
+    snat_subnet_routes: bool = True
+    stateful_filtering: bool = False
+    netfilter_mode: int = 2
+    mtu_bytes: int = 1280
+
+
+@dataclass(frozen=True, slots=True)
+class DnsConfig:
+    """What the host's resolver should be, and what our own resolver answers.
+
+    `hosts` maps lower-case FQDNs without trailing dot to addresses. `routes` maps suffixes to upstream texts; an
+    empty tuple means "answered by us". `resolvers` are for every other name (empty: the host's own).
+    """
+
+    hosts: dict[str, tuple[IPAddress, ...]] = field(default_factory=dict)
+    search_domains: tuple[str, ...] = ()
+    routes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    resolvers: tuple[str, ...] = ()
+    magic_suffix: str = ""
+    wants_os_config: bool = True
+
+
+class Router(Protocol):
+    def apply(self, config: RouterConfig) -> None: ...
+
+    def revert(self) -> None: ...
+
+
+class Dns(Protocol):
+    def apply(self, config: DnsConfig) -> None: ...
+
+    def revert(self) -> None: ...
+
+    def base_resolvers(self) -> list[str]:
+        """Upstream resolvers of the host as they were before us."""
+
+
+class StateStore(Protocol):
+    """Small named byte strings that survive a crash. Raises `StateError`."""
+
+    where: str
+    is_durable: bool
+
+    def get(self, name: str) -> bytes | None: ...
+
+    def put(self, name: str, value: bytes | None) -> None:
+        """Durable when it returns; None deletes. Writing the value already there writes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """The underlay as the host sees it now. Equal states mean that nothing changed for us."""
+
+    interface_addresses: dict[str, tuple[IPPrefix, ...]] = field(default_factory=dict)
+    default_interface_v4: str = ""
+    default_interface_v6: str = ""
+    is_up: bool = True
+
+
+class LinkMonitor(Protocol):
+    def state(self) -> LinkState: ...
+
+    def changes(self) -> AsyncIterator[LinkState]:
+        """Debounced; also yields the same state again after the machine woke from suspend."""
+
+
+class Underlay(Protocol):
+    def protect(self, sock: socket.socket) -> None:
+        """Mark or bind a socket so that its traffic never enters our own tunnel."""
+
+    def addresses(self) -> list[IPAddress]:
+        """Local addresses worth offering as endpoints, in order of preference."""
+
+
+@dataclass(slots=True)
+class Hull:
+    """One host's implementation of everything above; `kind` is "linux", "userspace", "memory", ..."""
+
+    kind: str
+    tun: Tun
+    net: OverlayNet
+    router: Router
+    dns: Dns
+    store: StateStore
+    links: LinkMonitor
+    underlay: Underlay
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Undo: DNS, router, device. Never raises; reports by log."""

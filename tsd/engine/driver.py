@@ -1,0 +1,103 @@
+"""The one loop that runs sans-IO machines: drain their outputs, then arm one timer for the earliest deadline.
+
+Nothing else in the engine calls `on_deadline`. A machine that asks for a deadline in the past gets `now`, and a
+wake-up handles at most `_ROUNDS` rounds, so that a broken machine cannot starve the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tsd.base.clock import Clock
+from tsd.base.machine import Deadline, earliest
+
+log = logging.getLogger(__name__)
+
+_ROUNDS = 64
+
+
+class Driven(Protocol):
+    """A machine together with what is done with its outputs."""
+
+    def next_deadline(self) -> Deadline | None: ...
+
+    def on_deadline(self, now: float) -> None: ...
+
+    def take_outputs(self) -> list[Any]: ...
+
+
+class Driver:
+    """Runs any number of machines on the running loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._machines: list[tuple[Driven, Callable[[Any], None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_at = float("inf")
+        self._is_draining = False
+        self._is_closed = False
+
+    def add(self, machine: Driven, handle: Callable[[Any], None]) -> None:
+        self._machines.append((machine, handle))
+
+    def kick(self) -> None:
+        """To be called after every input: handle all outputs, then re-arm the timer."""
+        if self._is_draining or self._is_closed:
+            return
+        self._is_draining = True
+        try:
+            self._drain()
+        finally:
+            self._is_draining = False
+        self._arm()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drain(self) -> None:
+        for _ in range(_ROUNDS):
+            busy = False
+            for machine, handle in self._machines:
+                for output in machine.take_outputs():
+                    busy = True
+                    handle(output)
+            if not busy:
+                return
+        log.error("machines keep producing outputs; left for the next wake-up")
+
+    def _arm(self) -> None:
+        deadline = earliest(*(machine.next_deadline() for machine, _ in self._machines))
+        if deadline is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._armed_at = float("inf")
+            return
+        if self._timer is not None:
+            if self._armed_at == deadline.at:
+                return
+            self._timer.cancel()
+        self._armed_at = deadline.at
+        delay_s = max(deadline.at - self._clock.now(), 0.0)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # A timer may fire a little early against our clock; the deadline that armed it must still count as reached.
+        now = max(self._armed_at, self._clock.now())
+        self._armed_at = float("inf")
+        self.run_deadlines(now)
+
+    def run_deadlines(self, now: float) -> None:
+        """Run every machine whose deadline has come; also called after a wake from suspend."""
+        for machine, _ in self._machines:
+            deadline = machine.next_deadline()
+            if deadline is not None and deadline.at <= now:
+                machine.on_deadline(now)
+        self.kick()

@@ -1,0 +1,76 @@
+"""Where a connection goes: tailnet names and routed addresses into the overlay, all else from the host.
+
+Used by the SOCKS5 and HTTP proxies, by `tsctl nc` and by our own clients (tailscale: net/tsdial/tsdial.go).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.base.errors import DecodeError
+from tsd.hull import DatagramPort, OverlayNet, Stream
+from tsd.transport.host import connect_host
+
+LOOPBACK = parse_ip("127.0.0.1")
+
+
+class NameSource(Protocol):
+    """The engine's view of names and routes."""
+
+    def tailnet_addresses(self, name: str) -> list[IPAddress]:
+        """Addresses of a MagicDNS name, long or short; empty when it is none."""
+
+    def is_overlay(self, ip: IPAddress) -> bool:
+        """Whether a peer is the way to this address."""
+
+    def is_own(self, ip: IPAddress) -> bool: ...
+
+    async def resolve_upstream(self, name: str) -> list[IPAddress]:
+        """Addresses of a foreign name by the resolvers in force. Raises OSError."""
+
+
+class Dialer:
+    """One per engine; keeps nothing between calls."""
+
+    def __init__(self, net: OverlayNet, names: NameSource) -> None:
+        self._net = net
+        self._names = names
+
+    async def addresses(self, host: str) -> list[IPAddress]:
+        """Literal, tailnet name, or the host's resolver, in this order. Raises OSError."""
+        try:
+            return [parse_ip(host.strip("[]"))]
+        except DecodeError:
+            pass
+        return self._names.tailnet_addresses(host) or await self._names.resolve_upstream(host)
+
+    def via_overlay(self, ip: IPAddress) -> bool:
+        return self._names.is_own(ip) or self._names.is_overlay(ip)
+
+    async def dial(self, host: str, port: int, timeout_s: float = 10.0) -> Stream:
+        """The first address that answers, IPv4 and IPv6 alike. Raises OSError (the last refusal) or TimeoutError."""
+        failure: Exception = OSError(f"no address for {host}")
+        for ip in await self.addresses(host):
+            try:
+                return await self.dial_ip(AddrPort(ip, port), timeout_s)
+            except (OSError, TimeoutError) as err:
+                failure = err
+        raise failure
+
+    async def dial_ip(self, remote: AddrPort, timeout_s: float = 10.0) -> Stream:
+        if self._names.is_own(remote.ip):
+            return await self._dial_self(remote, timeout_s)
+        if self._names.is_overlay(remote.ip):
+            return await self._net.connect(remote, timeout_s)
+        return await connect_host(remote, timeout_s)
+
+    async def _dial_self(self, remote: AddrPort, timeout_s: float) -> Stream:
+        """Our own overlay address: what peers reach there is the host's loopback."""
+        return await connect_host(AddrPort(LOOPBACK, remote.port), timeout_s)
+
+    async def open_datagram(self, ip: IPAddress) -> DatagramPort | None:
+        """A UDP port for talking to `ip`: on the overlay, or None when the host's own socket should be used."""
+        if self._names.is_overlay(ip):
+            return await self._net.open_datagram(None, ip.version)
+        return None

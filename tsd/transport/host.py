@@ -1,0 +1,82 @@
+"""The host's own TCP as a `hull.Stream`, and host name look-ups that never block the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.base.errors import DecodeError
+
+_LIMIT_BYTES = 1 << 20
+_LINGER_RST = struct.pack("ii", 1, 0)
+
+
+class HostStream:
+    """A connected TCP socket of the host."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.local = _sock_addr(writer.get_extra_info("sockname"))
+        self.remote = _sock_addr(writer.get_extra_info("peername"))
+
+    async def read(self, limit: int) -> bytes:
+        return await self._reader.read(limit)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def write_eof(self) -> None:
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+
+    def abort(self) -> None:
+        sock = self._writer.get_extra_info("socket")
+        if sock is not None:
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
+            except OSError:
+                pass
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except (ConnectionError, OSError):
+            pass
+
+
+def _sock_addr(name: object) -> AddrPort:
+    if isinstance(name, tuple) and len(name) >= 2:
+        return AddrPort(parse_ip(str(name[0]).partition("%")[0]), int(name[1]))
+    return AddrPort(parse_ip("0.0.0.0"), 0)
+
+
+async def connect_host(remote: AddrPort, timeout_s: float = 10.0) -> HostStream:
+    """Dial from the host. Raises OSError or TimeoutError."""
+    opening = asyncio.open_connection(str(remote.ip), remote.port, limit=_LIMIT_BYTES)
+    reader, writer = await asyncio.wait_for(opening, timeout_s)
+    sock = writer.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return HostStream(reader, writer)
+
+
+async def resolve_host(name: str) -> list[IPAddress]:
+    """Addresses of a name by the host's resolver. Raises OSError when there are none."""
+    infos = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    ips: list[IPAddress] = []
+    for info in infos:
+        try:
+            ip = parse_ip(str(info[4][0]).partition("%")[0])
+        except DecodeError:
+            continue
+        if ip not in ips:
+            ips.append(ip)
+    if not ips:
+        raise OSError(f"no address for {name}")
+    return ips

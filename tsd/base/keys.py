@@ -147,7 +147,7 @@ class PrivateKey:
         return x25519(self.raw, public)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and hmac.compare_digest(self.raw, other.raw)  # type: ignore[attr-defined]
+        return type(other) is type(self) and hmac.compare_digest(self.raw, other.raw)
 
     def __hash__(self) -> int:
         return hash((type(self), self.raw))

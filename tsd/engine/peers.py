@@ -106,7 +106,7 @@ class PeerTable:
         """Forget all; returns those that were there."""
         gone = list(self._by_id.values())
         for index in (self._by_id, self._by_handle, self._by_key, self._by_address, self._by_name):
-            index.clear()  # type: ignore[attr-defined]
+            index.clear()
         return gone
 
     def _index(self, peer: Peer) -> None:

@@ -17,22 +17,22 @@ _DROP_REASONS = frozenset(
 _NOTHING = PathTraffic()
 
 _HELP = {
-    "tailscaled_advertised_routes": ("gauge", "Number of advertised network routes (e.g. by a subnet router)"),
-    "tailscaled_approved_routes": ("gauge", "Number of approved network routes (e.g. by a subnet router)"),
-    "tailscaled_health_messages": ("gauge", "Number of health messages broken down by type."),
-    "tailscaled_home_derp_region_id": ("gauge", "DERP region ID of this node's home relay server"),
-    "tailscaled_inbound_bytes_total": ("counter", "Counts the number of bytes received from other peers"),
+    "tailscaled_advertised_routes": ("gauge", "Routes that this node offers to others."),
+    "tailscaled_approved_routes": ("gauge", "Offered routes that the coordination server approved."),
+    "tailscaled_health_messages": ("gauge", "Health messages that stand now."),
+    "tailscaled_home_derp_region_id": ("gauge", "Region of the home DERP."),
+    "tailscaled_inbound_bytes_total": ("counter", "Bytes from peers, sealed, by path."),
     "tailscaled_inbound_dropped_packets_total": (
         "counter",
-        "Counts the number of dropped packets received by the node from other peers",
+        "Packets of peers that were dropped.",
     ),
-    "tailscaled_inbound_packets_total": ("counter", "Counts the number of packets received from other peers"),
-    "tailscaled_outbound_bytes_total": ("counter", "Counts the number of bytes sent to other peers"),
+    "tailscaled_inbound_packets_total": ("counter", "Datagrams from peers, by path."),
+    "tailscaled_outbound_bytes_total": ("counter", "Bytes to peers, sealed, by path."),
     "tailscaled_outbound_dropped_packets_total": (
         "counter",
         "Counts the number of packets dropped while being sent to other peers",
     ),
-    "tailscaled_outbound_packets_total": ("counter", "Counts the number of packets sent to other peers"),
+    "tailscaled_outbound_packets_total": ("counter", "Datagrams to peers, by path."),
 }
 
 

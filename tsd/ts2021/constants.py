@@ -1,0 +1,24 @@
+"""Numbers of the ts2021 transport (tailscale: control/controlbase/{messages,handshake}.go, control/ts2021/conn.go)."""
+
+PROTOCOL_NAME = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
+PROLOGUE_PREFIX = "Tailscale Control Protocol v"
+UPGRADE_PROTOCOL = "tailscale-control-protocol"
+HANDSHAKE_HEADER = "X-Tailscale-Handshake"
+UPGRADE_PATH = "/ts2021"
+
+TYPE_INITIATION = 1
+TYPE_RESPONSE = 2
+TYPE_ERROR = 3
+TYPE_RECORD = 4
+
+INITIATION_BYTES = 101
+RESPONSE_BYTES = 51
+HEADER_BYTES = 3
+MAX_FRAME_BYTES = 4096
+MAX_CIPHERTEXT_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
+MAX_PLAINTEXT_BYTES = MAX_CIPHERTEXT_BYTES - 16
+INVALID_COUNTER = (1 << 64) - 1
+
+EARLY_MAGIC = b"\xff\xff\xffTS"
+EARLY_HEADER_BYTES = 9
+MAX_EARLY_BYTES = 10 << 20

@@ -153,7 +153,7 @@ class DerpClientMachine:
 
     def _receive(self, data: bytes, now: float) -> None:
         group: list[bytes] = []
-        group_source = b""
+        group_source: bytes | None = None
         for kind, payload in self._splitter.feed(data):
             if kind != FrameType.RECV_PACKET:
                 self._handle(kind, payload, now)

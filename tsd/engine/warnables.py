@@ -1,0 +1,322 @@
+"""The catalogue of warnings: code, severity, what to tell the user, and which other warning explains it away.
+
+Codes and severities: tailscale: tsconst/health.go, health/warnings.go and the features' own. Codes that upstream does
+not have are at the end. Texts are ours; `{name}` stands for an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Layer = Literal["engine", "hull", "network", "control"]
+
+
+@dataclass(frozen=True, slots=True)
+class Warnable:
+    """A kind of fault. `text_bare` is used when no arguments came with it."""
+
+    code: str
+    severity: Literal["high", "medium", "low"]
+    layer: Layer
+    title: str
+    text: str
+    text_bare: str = ""
+    depends_on: tuple[str, ...] = ()
+    visible_after_s: float = 0.0
+    impacts_connectivity: bool = False
+
+    def text_for(self, args: Mapping[str, str]) -> str:
+        if not args and self.text_bare:
+            return self.text_bare
+        return self.text.format_map(_Given({name.replace("-", "_"): value for name, value in args.items()}))
+
+
+class _Given(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return f"(unknown {name.replace('_', ' ')})"
+
+
+_NET = "network-status"
+_OFF = "wantrunning-false"
+
+_ALL = (
+    Warnable("update-available", "low", "engine", "Update available", "Version {available_version} is out."),
+    Warnable(
+        "security-update-available",
+        "medium",
+        "engine",
+        "Security update available",
+        "Version {available_version} fixes a security fault; update soon.",
+    ),
+    Warnable(
+        "network-status",
+        "medium",
+        "network",
+        "Network down",
+        "No network: this machine has no default route. tsd goes on by itself when there is one.",
+        visible_after_s=5.0,
+        impacts_connectivity=True,
+    ),
+    Warnable(_OFF, "low", "engine", "Stopped", "tsd is stopped. Start it with `tsctl up`."),
+    Warnable(
+        "local-log-config-error",
+        "low",
+        "hull",
+        "Log folder not usable",
+        "Logs cannot be written: {error}.",
+    ),
+    Warnable(
+        "login-state",
+        "medium",
+        "control",
+        "Logged out",
+        "Not logged in; the last attempt failed: {error}. Log in with `tsctl up`.",
+        text_bare="Not logged in. Log in with `tsctl up`.",
+        depends_on=(_OFF,),
+    ),
+    Warnable(
+        "not-in-map-poll",
+        "medium",
+        "control",
+        "Out of sync",
+        "The coordination server does not answer: {error}. Known peers stay reachable, changes do not arrive.",
+        text_bare="The coordination server does not answer. Known peers stay reachable, changes do not arrive.",
+        depends_on=(_NET, _OFF),
+        visible_after_s=480.0,
+    ),
+    Warnable(
+        "no-derp-home",
+        "medium",
+        "network",
+        "No home relay",
+        "No relay could be reached, so peers may not find us. Check that TCP 443 to the relays is allowed;"
+        " `tsctl netcheck` shows each.",
+        depends_on=(_NET,),
+        visible_after_s=10.0,
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "no-derp-connection",
+        "medium",
+        "network",
+        "Relay not connected",
+        "No connection to the relay {derp_region_name}: {error}. tsd keeps trying; `tsctl netcheck` shows the others.",
+        depends_on=(_NET, _OFF, "no-derp-home"),
+        visible_after_s=10.0,
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "derp-timed-out",
+        "medium",
+        "network",
+        "Relay silent",
+        "The relay {derp_region_name} has been silent for {duration}. tsd reconnects by itself.",
+        depends_on=(_NET, _OFF, "no-derp-connection", "no-derp-home"),
+    ),
+    Warnable(
+        "derp-region-error",
+        "low",
+        "network",
+        "Relay reports a fault",
+        "The relay {derp_region_id} reports: {error}.",
+        depends_on=(_NET,),
+    ),
+    Warnable(
+        "no-udp4-bind",
+        "medium",
+        "hull",
+        "No UDP socket",
+        "UDP could not be opened ({error}), so every connection goes through a relay. Free the port or pass another"
+        " --port.",
+        text_bare="UDP could not be opened, so every connection goes through a relay. Free the port or pass another"
+        " --port.",
+        depends_on=(_NET, _OFF),
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "mapresponse-timeout",
+        "medium",
+        "control",
+        "Coordination server silent",
+        "Nothing came from the coordination server for {duration}; connecting anew.",
+        text_bare="Nothing came from the coordination server for over two minutes; connecting anew.",
+        depends_on=(_NET, _OFF),
+    ),
+    Warnable(
+        "tls-connection-failed",
+        "medium",
+        "network",
+        "TLS failed",
+        "A TLS connection failed: {error}. If this network inspects TLS, let the coordination server and the relays"
+        " through; if the clock is wrong, set it.",
+        depends_on=(_NET,),
+    ),
+    Warnable(
+        "magicsock-receive-func-error",
+        "medium",
+        "engine",
+        "Receiver stopped",
+        "The receiver {name} stopped: {error}. This is a bug; a restart of tsd helps.",
+    ),
+    Warnable("test-warnable", "low", "engine", "Test", "A warning for tests."),
+    Warnable(
+        "apply-disk-config",
+        "medium",
+        "engine",
+        "Configuration file not applied",
+        "The file given to --config could not be applied: {error}.",
+    ),
+    Warnable("warming-up", "low", "engine", "Starting", "tsd is starting."),
+    Warnable(
+        "ip-forwarding-off",
+        "medium",
+        "hull",
+        "IP forwarding is off",
+        "Routes are advertised but this machine does not forward: {error}. Set net.ipv4.ip_forward=1 and"
+        " net.ipv6.conf.all.forwarding=1.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "tls-cert-pending", "low", "engine", "Certificate pending", "The certificate for {domain} is being issued."
+    ),
+    Warnable(
+        "dns-forward-failing",
+        "medium",
+        "network",
+        "DNS servers do not answer",
+        "None of the DNS servers {dns_servers} answers. Check that they are reachable from here.",
+        depends_on=(_NET,),
+        visible_after_s=15.0,
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "dns-read-os-config-failed",
+        "low",
+        "hull",
+        "DNS settings not readable",
+        "The DNS settings of this machine could not be read: {error}.",
+        depends_on=(_NET,),
+    ),
+    Warnable(
+        "dns-set-os-config-failed",
+        "medium",
+        "hull",
+        "DNS settings not applied",
+        "The DNS settings of this machine could not be changed: {error}. Tailnet names do not resolve here.",
+        depends_on=(_NET,),
+    ),
+    Warnable(
+        "state-store-health",
+        "high",
+        "hull",
+        "State not readable",
+        "State store failed to initialize, Tailscale will not work until this is resolved. {error}",
+    ),
+    Warnable(
+        "invalid-packet-filter",
+        "high",
+        "control",
+        "Packet filter not understood",
+        "The coordination server sent a packet filter that cannot be applied ({error}); everything inbound is blocked.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "captive-portal-detected",
+        "high",
+        "network",
+        "Captive portal",
+        "This network wants you to log in first. Open a web page in a browser.",
+        depends_on=(_OFF,),
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "no-tailnet-lock-state-dir",
+        "medium",
+        "engine",
+        "Tailnet lock has no folder",
+        "Tailnet lock needs a folder for its state: pass --statedir.",
+    ),
+    Warnable("sync-disabled", "high", "engine", "Updates are off", "This node does not take changes from the server."),
+    # Ours:
+    Warnable(
+        "state-store-write",
+        "high",
+        "hull",
+        "State not saved",
+        "The state could not be saved: {error}. tsd works on and retries; after a restart this machine may have to log"
+        " in again.",
+    ),
+    Warnable(
+        "state-store-recovered",
+        "low",
+        "hull",
+        "State recovered",
+        "{error}",
+    ),
+    Warnable(
+        "state-not-durable",
+        "medium",
+        "hull",
+        "State is lost at exit",
+        "The state is kept in memory only and the login is not ephemeral: every restart joins as a new machine. Pass"
+        " --statedir=FOLDER, or use an ephemeral auth key.",
+    ),
+    Warnable(
+        "profile-set-aside",
+        "medium",
+        "engine",
+        "A profile cannot be read",
+        "Stored profiles that cannot be read are set aside: {error}. The others work; log in again to replace them.",
+    ),
+    Warnable(
+        "duplicate-node-key",
+        "high",
+        "network",
+        "Node key in use elsewhere",
+        "Another machine is connected with this node's key, as after copying a disk or a state file. Log out on one of"
+        " them and log in anew there.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "key-expired",
+        "high",
+        "control",
+        "Key expired",
+        "The key of this node has expired. Log in again with `tsctl up`.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "clock-wrong",
+        "medium",
+        "hull",
+        "Clock is wrong",
+        "The clock of this machine says {clock}, but {evidence}. Set the clock; tsd goes on by itself.",
+    ),
+    Warnable(
+        "router-failed",
+        "high",
+        "hull",
+        "Routes not applied",
+        "Routes or firewall rules could not be applied: {error}.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "engine-failed",
+        "high",
+        "engine",
+        "Engine fault",
+        "A part of the engine failed and was restarted: {error}. Please report it.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "key-unused",
+        "low",
+        "engine",
+        "Auth key not used",
+        "This node is logged in already, so the auth key given was not used. To use it: `tsctl up --force-reauth`.",
+    ),
+)
+
+WARNABLES: Mapping[str, Warnable] = {warnable.code: warnable for warnable in _ALL}

@@ -31,7 +31,7 @@ class Sealed(NamedTuple):
     peer: int
     datagrams: bytes
     datagram_bytes: int
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 class SealResult(NamedTuple):
@@ -46,8 +46,9 @@ class SealResult(NamedTuple):
 class Opened(NamedTuple):
     peer: int
     frame: Frame
-    """TCP data in sequence is coalesced (segment_bytes > 0, IP lengths and IPv4 header checksum valid, TCP checksum
-    field left undefined); everything else is one packet. The source address was checked against the peer's allowed IPs."""
+    """TCP data in sequence is coalesced (segment_bytes > 0, IP lengths and IPv4 header checksum valid, checksums of the
+    parts verified, TCP checksum field = folded pseudo-header sum); everything else is one packet, its transport
+    checksum unverified. The source address was checked against the peer's allowed IPs."""
 
 
 class Other(IntEnum):

@@ -1,0 +1,426 @@
+"""One DERP connection: dial, TLS, HTTP upgrade (or fast start), then `tsd.derp.client` over the stream.
+
+Spec: tailscale: derp/derphttp. Writes happen in one synchronous step that hands whole frames to the transport, so
+no cancelled task can cut a frame (W25). Queues are bounded in bytes and drop their oldest packets (W26). Which
+regions are open, and when to dial again, is decided by `tsd.transport.derp_pool`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tsd.base.addr import IPAddress, parse_ip
+from tsd.base.clock import Clock
+from tsd.base.entropy import Entropy
+from tsd.base.errors import DecodeError, ProtocolError, TsdError
+from tsd.base.keys import NodePrivate, NodePublic
+from tsd.base.log import fields
+from tsd.derp import client as machine
+from tsd.derp import frames
+from tsd.derp.client import DerpClientMachine
+from tsd.derp.frames import FrameType
+from tsd.derp.queue import FrameQueue
+from tsd.disco.box import is_disco
+from tsd.tailcfg.derpmap import DERPNode, DERPRegion
+from tsd.transport import tls
+
+_log = logging.getLogger("tsd.transport.derp")
+
+CONNECT_TIMEOUT_S = 10.0
+DIAL_TIMEOUT_S = 1.5
+SECOND_FAMILY_DELAY_S = 0.2
+QUEUE_BYTES = 1 << 20
+_HEAD_MAX_BYTES = 16 << 10
+_WRITE_HIGH_BYTES = 256 << 10
+
+
+class DerpError(TsdError):
+    """A relay could not be reached or refused us; the text names the step."""
+
+
+class Owner(Protocol):
+    """What a connection tells its pool; calls come in order, on the loop."""
+
+    def on_ready(self, connection: DerpConnection) -> None: ...
+
+    def on_packets(self, connection: DerpConnection, source: NodePublic, packets: list[bytes]) -> None: ...
+
+    def on_peer_gone(self, connection: DerpConnection, key: NodePublic, is_not_here: bool) -> None: ...
+
+    def on_health(self, connection: DerpConnection, text: str) -> None: ...
+
+    def on_closed(self, connection: DerpConnection, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DerpOptions:
+    """What all connections of one engine share."""
+
+    private: NodePrivate
+    clock: Clock
+    entropy: Entropy
+    protect: Callable[[socket.socket], None]
+    plain_http: bool = False
+    prefer_ipv6: bool = False
+    queue_bytes: int = QUEUE_BYTES
+
+
+class DerpConnection(asyncio.Protocol):
+    """A client connection to one region, from dialling to its end; never reused."""
+
+    def __init__(self, region: DERPRegion, options: DerpOptions, owner: Owner) -> None:
+        self.region = region
+        self.is_ready = False
+        self.is_closed = False
+        self.last_write = options.clock.now()
+        self.node_name = ""
+        self.local_ip: IPAddress | None = None
+        self.sent_packets = 0
+        self.received_packets = 0
+        self._options = options
+        self._owner = owner
+        self._machine = DerpClientMachine(options.private, entropy=options.entropy)
+        self._transport: asyncio.Transport | None = None
+        self._head: bytearray | None = bytearray()
+        self._data = FrameQueue(options.queue_bytes)
+        self._urgent = FrameQueue(options.queue_bytes // 8)
+        self._is_paused = False
+        self._flush_due = False
+        self._bucket: _Bucket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def dropped(self) -> int:
+        return self._data.dropped + self._urgent.dropped
+
+    async def open(self, *, prefers: bool) -> None:
+        """Dial the region's nodes in order and start the login. Raises `DerpError` (the first node's failure)."""
+        failure: DerpError | None = None
+        nodes = self.region.derp_nodes
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                for node in nodes:
+                    try:
+                        await self._open_node(node, is_ideal=node is nodes[0], prefers=prefers)
+                        return
+                    except DerpError as err:
+                        failure = failure or err
+        except TimeoutError:
+            failure = failure or DerpError(f"region {self.region.region_id}: connecting took too long")
+        raise failure or DerpError(f"region {self.region.region_id} has no relay nodes")
+
+    def send(self, dst: NodePublic, packet: bytes) -> None:
+        """Queue one packet; disco overtakes data."""
+        queue = self._urgent if is_disco(packet) else self._data
+        queue.push(frames.send_packet(dst.raw, packet))
+        self._wake()
+
+    def send_many(self, dst: NodePublic, datagrams: bytes, datagram_bytes: int) -> None:
+        """Queue datagrams that lie back to back (as in `Sealed`), framed in one stretch."""
+        self._data.push(frames.send_packets(dst.raw, datagrams, datagram_bytes))
+        self._wake()
+
+    def note_preferred(self, prefers: bool) -> None:
+        self._urgent.push(frames.frame(FrameType.NOTE_PREFERRED, b"\x01" if prefers else b"\x00"))
+        self._wake()
+
+    def probe(self) -> None:
+        """Make sure within seconds that the relay still hears us."""
+        self._machine.probe(self._options.clock.now())
+        self._drain()
+
+    def close(self, reason: str = "closed") -> None:
+        """Idempotent; `on_closed` is called once."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.is_ready = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._data.clear()
+        self._urgent.clear()
+        self._owner.on_closed(self, reason)
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    async def _open_node(self, node: DERPNode, *, is_ideal: bool, prefers: bool) -> None:
+        sock = await dial(node, self._options)
+        try:
+            transport = await self._secure(node, sock)
+        except (OSError, ssl.SSLError, TimeoutError) as err:
+            sock.close()
+            raise DerpError(f"{node.host_name}: TLS: {_text(err)}") from None
+        self.node_name = node.name
+        self.local_ip = _local_ip(transport)
+        try:
+            server_key = self._trusted_key(node, transport)
+        except ProtocolError as err:
+            self._transport = None
+            transport.abort()
+            raise DerpError(f"{node.host_name}: {err}") from None
+        self._begin(node, transport, server_key, is_ideal=is_ideal, prefers=prefers)
+
+    async def _secure(self, node: DERPNode, sock: socket.socket) -> asyncio.Transport:
+        if self._options.plain_http:
+            transport, _ = await self._loop.create_connection(lambda: self, sock=sock)
+        else:
+            verify = tls.needs_chain_check(node.cert_name, node.insecure_for_tests)
+            transport, _ = await self._loop.create_connection(
+                lambda: self, sock=sock, ssl=tls.client_context(verify=verify), server_hostname=node.host_name
+            )
+        return transport
+
+    def _trusted_key(self, node: DERPNode, transport: asyncio.Transport) -> NodePublic | None:
+        """Checks the certificate; the relay's key when its chain names it (then the login needs no answer)."""
+        tls_object = transport.get_extra_info("ssl_object")
+        if tls_object is None:
+            return None
+        chain = tls.peer_chain(tls_object)
+        wall_s = self._options.clock.wall_ns() / 1e9
+        tls.verify_peer(chain, node.host_name, node.cert_name, node.insecure_for_tests, wall_s)
+        return tls.meta_key(chain) if tls_object.version() == "TLSv1.3" else None
+
+    def _begin(
+        self, node: DERPNode, transport: asyncio.Transport, key: NodePublic | None, *, is_ideal: bool, prefers: bool
+    ) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+        lines = [f"Host: {node.host_name}", "Upgrade: DERP", "Connection: Upgrade", "User-Agent: tsd"]
+        if not is_ideal:
+            lines.append(f"Ideal-Node: {self.region.derp_nodes[0].name}")
+        if key is not None:
+            lines.append("Derp-Fast-Start: 1")
+        request = "\r\n".join(["GET /derp HTTP/1.1", *lines, "", ""]).encode()
+        self._machine = DerpClientMachine(self._options.private, entropy=self._options.entropy, server_key=key)
+        self._machine.start(self._options.clock.now(), prefers=prefers)
+        self._head = None if key is not None else bytearray()
+        logins = [o.data for o in self._machine.take_outputs() if isinstance(o, machine.Transmit)]
+        transport.write(request + b"".join(logins))
+        self._rearm()
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_closed:
+            return
+        if self._head is not None:
+            rest = self._upgraded(data)
+            if not rest:
+                return
+            data = rest
+        self._machine.receive(data, self._options.clock.now())
+        self._drain()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self.close(_text(exc) if exc is not None else "relay closed the connection")
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._flush()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _upgraded(self, data: bytes) -> bytes:
+        """What follows the response head; b"" while it is incomplete or after a refusal."""
+        head = self._head
+        assert head is not None
+        head += data
+        end = head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(head) > _HEAD_MAX_BYTES:
+                self.close("upgrade response is too long")
+            return b""
+        status = bytes(head[: head.find(b"\r\n")]).decode("latin-1")
+        if status.split(" ")[1:2] != ["101"]:
+            self.close(f"relay refused the upgrade: {status[:80]}")
+            return b""
+        self._head = None
+        return bytes(head[end + 4 :])
+
+    def _drain(self) -> None:
+        for output in self._machine.take_outputs():
+            match output:
+                case machine.PacketsReceived(source, packets):
+                    self.received_packets += len(packets)
+                    self._owner.on_packets(self, source, packets)
+                case machine.Transmit(data):
+                    if self._transport is not None:
+                        self._transport.write(data)
+                case machine.Ready(rate, burst):
+                    self._ready(rate, burst)
+                case machine.PeerGone(key, is_not_here):
+                    self._owner.on_peer_gone(self, key, is_not_here)
+                case machine.HealthReported(text):
+                    self._owner.on_health(self, text)
+                case machine.RestartAnnounced(reconnect_in_s):
+                    _log.info(fields("relay restarts", derp_region=self.region.region_id, wait_s=reconnect_in_s))
+                case machine.Closed(reason):
+                    self.close(reason)
+            if self.is_closed:
+                return
+        self._rearm()
+
+    def _ready(self, rate: int, burst: int) -> None:
+        self.is_ready = True
+        if rate:
+            self._bucket = _Bucket(rate, max(burst, frames.KEY_BYTES + frames.MAX_PACKET_BYTES))
+        self._owner.on_ready(self)
+        self._flush()
+
+    def _rearm(self) -> None:
+        deadline = self._machine.next_deadline()
+        if self._timer is not None:
+            if deadline is not None and self._timer.when() <= self._loop.time() + 1:
+                return
+            self._timer.cancel()
+        self._timer = None
+        if deadline is not None and not self.is_closed:
+            delay = max(0.0, deadline.at - self._options.clock.now())
+            self._timer = self._loop.call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._machine.on_deadline(self._options.clock.now())
+        self._drain()
+
+    def _wake(self) -> None:
+        """Everything queued in one turn of the loop leaves in one write."""
+        if not self._flush_due and self.is_ready:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        transport = self._transport
+        if transport is None or self.is_closed or not self.is_ready:
+            return
+        while not self._is_paused:
+            pieces = self._urgent.take(_WRITE_HIGH_BYTES) + self._data.take(_WRITE_HIGH_BYTES)
+            if not pieces:
+                return
+            self.sent_packets += len(pieces)
+            self.last_write = self._options.clock.now()
+            raw = b"".join(pieces)
+            if self._bucket is None or self._bucket.takes(len(raw), self.last_write):
+                transport.write(raw)
+
+
+class _Bucket:
+    """The rate a relay asked for; what exceeds it is dropped here instead of there."""
+
+    def __init__(self, rate_bytes_per_s: int, burst_bytes: int) -> None:
+        self._rate, self._burst = rate_bytes_per_s, burst_bytes
+        self._tokens = float(burst_bytes)
+        self._at = 0.0
+
+    def takes(self, size_bytes: int, now: float) -> bool:
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        if size_bytes > self._tokens:
+            return False
+        self._tokens -= size_bytes
+        return True
+
+
+async def dial(node: DERPNode, options: DerpOptions) -> socket.socket:
+    """A TCP connection to a node: both families race, the second one starts later. Raises `DerpError`."""
+    addresses = await _addresses(node, options.prefer_ipv6)
+    port = node.derp_port or (80 if options.plain_http else node.effective_derp_port)
+    tasks = [asyncio.ensure_future(_dial_one(ip, port, i, options)) for i, ip in enumerate(addresses)]
+    winner: socket.socket | None = None
+    failures: list[str] = []
+    try:
+        for done in asyncio.as_completed(tasks):
+            try:
+                winner = await done
+                return winner
+            except (OSError, TimeoutError) as err:
+                failures.append(_text(err))
+    finally:
+        await _discard(tasks, winner)
+    raise DerpError(f"{node.host_name}:{port}: {failures[0] if failures else 'no address'}")
+
+
+async def _discard(tasks: list[asyncio.Task[socket.socket]], winner: socket.socket | None) -> None:
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, socket.socket) and result is not winner:
+            result.close()
+
+
+async def _dial_one(ip: IPAddress, port: int, order: int, options: DerpOptions) -> socket.socket:
+    await asyncio.sleep(order * SECOND_FAMILY_DELAY_S)
+    sock = socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        options.protect(sock)
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            await asyncio.get_running_loop().sock_connect(sock, (str(ip), port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _addresses(node: DERPNode, prefer_ipv6: bool) -> list[IPAddress]:
+    """At most one address per family: literals of the map, else DNS; "none" and the like turn a family off."""
+    found: dict[int, IPAddress] = {}
+    for family, text in ((4, node.ipv4), (6, node.ipv6)):
+        ip = _literal(text)
+        if ip is not None and ip.version == family:
+            found[family] = ip
+    wanted = [f for f, text in ((4, node.ipv4), (6, node.ipv6)) if not text]
+    if not found and wanted:
+        for ip in await _resolve(node.host_name):
+            if ip.version in wanted:
+                found.setdefault(ip.version, ip)
+    order = (6, 4) if prefer_ipv6 else (4, 6)
+    return [found[family] for family in order if family in found]
+
+
+async def _resolve(host_name: str) -> list[IPAddress]:
+    literal = _literal(host_name)
+    if literal is not None:
+        return [literal]
+    try:
+        loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as err:
+        raise DerpError(f"{host_name}: look-up failed: {_text(err)}") from None
+    found = [_literal(str(info[4][0])) for info in infos]
+    return [ip for ip in found if ip is not None]
+
+
+def _literal(text: str) -> IPAddress | None:
+    try:
+        return parse_ip(text)
+    except DecodeError:
+        return None
+
+
+def _local_ip(transport: asyncio.Transport) -> IPAddress | None:
+    name = transport.get_extra_info("sockname")
+    return _literal(str(name[0])) if isinstance(name, tuple) else None
+
+
+def _text(err: BaseException) -> str:
+    if isinstance(err, TimeoutError):
+        return "timed out"
+    if isinstance(err, OSError) and err.strerror:
+        return err.strerror
+    return str(err) or type(err).__name__

@@ -24,6 +24,7 @@ STREAM_WINDOW_BYTES = 4 << 20
 CONNECTION_WINDOW_BYTES = 16 << 20
 MAX_STREAMS = 1000
 MAX_FRAME_BYTES = 64 << 10
+MAX_HEADER_LIST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,13 @@ class Http2Machine:
                 h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
                 h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
                 h2.settings.SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
-                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: 64 << 10,
+                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_LIST_BYTES,
                 **({h2.settings.SettingCodes.ENABLE_PUSH: 0} if is_client else {}),
             },
         )
+        # h2 took its limits from the settings it made itself.
+        self._h2.max_inbound_frame_size = MAX_FRAME_BYTES
+        self._h2.decoder.max_header_list_size = MAX_HEADER_LIST_BYTES
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
 

@@ -1,6 +1,6 @@
 """A coordination server in a few lines, made of tsd's own server-side pieces, for tests of the client side.
 
-What it answers is scripted by the test: assign `on_register`, `on_map`, `on_update`, `on_post`. It keeps what it was sent.
+The test scripts the answers by assigning `on_register` and `on_map`; the double keeps what it was sent.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """ControlClient against a server made of our own server-side pieces."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from harness.control_double import ControlDouble, Json, node_json
 
+from harness.control_double import ControlDouble, Json, node_json
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ControlError
 from tsd.base.keys import MachinePrivate
@@ -98,7 +99,7 @@ async def test_goaway_ends_the_poll_and_the_next_request_redials() -> None:
         stream = await client.poll(MapRequest(node_key=NODE_KEY, stream=True))
         await anext(stream)
         server.connections[0].close()
-        with pytest.raises(ControlError, match="broke off.*GOAWAY"):
+        with pytest.raises(ControlError, match=r"broke off.*GOAWAY"):
             await anext(stream)
         await client.update(MapRequest(node_key=NODE_KEY))
         assert server.handshakes == 2
@@ -222,12 +223,25 @@ async def test_n17_every_wrong_answer_has_its_own_text() -> None:
     assert "web site" in texts["html"]
 
 
-async def test_errors_name_the_layer() -> None:
+async def test_errors_name_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = asyncio.get_running_loop().getaddrinfo
+
+    async def resolve(host: str, port: int, **kwargs: int) -> object:
+        if host == "no-such-host.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return await real(host, port, **kwargs)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     for url, layer in (("http://127.0.0.1:1", "(TCP)"), ("http://no-such-host.invalid", "(DNS)")):
         with pytest.raises(ControlError) as caught:
             await client_of(url).fetch_key()
         assert layer in str(caught.value)
-    server, url = await answering(b"")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     with pytest.raises(ControlError, match=r"\(TLS\)"):
-        await client_of(url.replace("http:", "https:")).fetch_key()
+        await client_of(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}").fetch_key()
     server.close()

@@ -93,6 +93,18 @@ class Stack:
         """Our first address of a family."""
         return next((ip for ip in self._own.values() if ip.version == version), None)
 
+    def endpoints(self, connection: Connection) -> tuple[AddrPort, AddrPort]:
+        """(local, remote) of a connection."""
+        key = connection.key
+        half = (len(key) - 4) // 2
+        local, remote = address_of(key[half : 2 * half]), address_of(key[:half])
+        return AddrPort(local, connection.header.lport), AddrPort(remote, connection.header.rport)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `take_events`, `flush` or `take_frames` would do something."""
+        return bool(self._signalled or self._events or self._dirty or self._frames)
+
     # -- what connections need (tcp.Host) ----------------------------------------------------------------------
 
     def emit(self, packet: bytes, segment_bytes: int) -> None:

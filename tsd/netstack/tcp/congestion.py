@@ -111,7 +111,7 @@ class Cubic:
         self.cwnd = int(max(grown, self._estimate))
 
     def on_loss(self, in_flight: int) -> None:
-        """A recovery starts: one multiplicative decrease, and PRR decides what each ACK may send until `on_recovered`."""
+        """A recovery starts: decrease once; PRR decides what each ACK may send until `on_recovered`."""
         self._reduce()
         self._prr_flight = max(in_flight, 1)
         self._prr_delivered = 0

@@ -181,7 +181,7 @@ class Scoreboard:
             self.lost_bytes += record.end - record.seq
 
     def mark_all_lost(self) -> None:
-        """After a retransmission timeout. A sacked head means that the receiver threw data away (RFC 2018 section 8)."""
+        """After a timeout. A sacked head means that the receiver threw data away (RFC 2018 section 8)."""
         if self.records and self.records[0].is_sacked:
             for record in self.records:
                 record.is_sacked = False

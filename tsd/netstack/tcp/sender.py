@@ -79,7 +79,7 @@ class Sender(Tcb):
             self._arm(now)
 
     def _next_size(self, burst: int) -> int:
-        """Bytes of new stream to send now; 0 to wait. Whole segments unless it is the last piece (RFC 9293 3.8.6.2.1)."""
+        """Bytes of new stream to send now; 0: wait. Whole segments but for the last piece (RFC 9293 3.8.6.2.1)."""
         available = self.data_end - self.snd_nxt
         if available <= 0:
             self.is_cwnd_limited = False

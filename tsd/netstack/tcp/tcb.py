@@ -60,7 +60,15 @@ class Tcb:
         self._ts_offset = ts_offset
         self.ts_recent = 0
         self.ts_recent_at = 0.0
-        # sending
+        self._init_sending(iss)
+        self._init_receiving()
+        self._init_timers()
+        # the stack's book-keeping
+        self.events = 0
+        self.is_dirty = False
+        self.heap_at = 0.0
+
+    def _init_sending(self, iss: int) -> None:
         self.iss = iss
         self.snd_una = iss
         self.snd_nxt = iss
@@ -79,13 +87,13 @@ class Tcb:
         self.duplicate_acks = 0
         self.last_send_at = 0.0
         self.wants_writable = False
-        # round trip
         self.srtt_s = 0.0
         self.rttvar_s = 0.0
         self.rto_s = c.INITIAL_RTO_S
         self.backoff = 0
         self.retries = 0
-        # receiving
+
+    def _init_receiving(self) -> None:
         self.incoming = ReceiveBuffer(0)
         self.receive_limit = c.RECEIVE_BUFFER_BYTES
         self.receive_edge = 0
@@ -100,7 +108,9 @@ class Tcb:
         self.copied_bytes = 0
         self.tuned_at = 0.0
         self.challenge_at = -1.0
-        # timers: 0.0 is "not armed"
+
+    def _init_timers(self) -> None:
+        """0.0 is "not armed"."""
         self.timer_kind = NO_TIMER
         self.timer_at = 0.0
         self.reorder_at = 0.0
@@ -111,10 +121,6 @@ class Tcb:
         self.keepalive_interval_s = c.KEEPALIVE_INTERVAL_S
         self.keepalive_probes = 0
         self.last_receive_at = 0.0
-        # the stack's book-keeping
-        self.events = 0
-        self.is_dirty = False
-        self.heap_at = 0.0
 
     def ts_now(self, now: float) -> int:
         return (int(now * 1000) + self._ts_offset) & 0xFFFFFFFF

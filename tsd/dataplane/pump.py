@@ -124,7 +124,8 @@ class Core(Protocol):
         now: float,
     ) -> None:
         """Initiator: becomes current, the old current (or next) becomes previous. Responder: becomes next until the
-        first authentic datagram arrives under it. Older ones are wiped."""
+        first authentic datagram arrives under it. Older ones are wiped. Clears `rekey_wanted`, `first_unanswered_send`
+        and `first_unreplied_receive`: the handshake message that led here was authentic and answered."""
 
     def drop_sessions(self, peer: int) -> None:
         """Wipe all key material of a peer."""

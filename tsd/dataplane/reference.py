@@ -226,6 +226,7 @@ class ReferenceCore:
             self._forget(owner.previous)
             owner.next, owner.previous = session, None
         owner.rekey_wanted = False
+        owner.first_unanswered_send = owner.first_unreplied_receive = 0.0
         self._sessions[local_index] = session
 
     def drop_sessions(self, peer: int) -> None:

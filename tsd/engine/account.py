@@ -1,0 +1,395 @@
+"""The node's account: prefs, profile, login, and the state that follows from them.
+
+Holds no sockets: it drives a `ControlLink` (the control client's loops), keeps what control says about us in the
+profile, and publishes every change on the bus in the order that clients of the field rely on
+(tailscale: ipn/ipnlocal/local.go). What a state means for packets is decided by `AccountHost`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from tsd.base.clock import Clock
+from tsd.base.entropy import Entropy
+from tsd.base.errors import TsdError
+from tsd.base.keys import LockPrivate, MachinePrivate, NodePrivate
+from tsd.base.log import fields
+from tsd.engine.bus import NotifyBus
+from tsd.engine.edits import EditContext, check, edit
+from tsd.engine.health import Health
+from tsd.engine.prefs import Persist, Prefs, UserProfile
+from tsd.engine.profiles import NetworkProfile, Profiles
+from tsd.engine.states import State, StateInputs, next_state
+from tsd.tailcfg.node import Node
+from tsd.tailcfg.register import RegisterResponse
+
+log = logging.getLogger(__name__)
+
+STORE_UNHEALTHY = "cannot start backend when state store is unhealthy"
+
+
+class ControlLink(Protocol):
+    """The control client as the account sees it; every call returns at once, results come back as events."""
+
+    def login(self, node_key: NodePrivate, old_node_key: NodePrivate | None, auth_key: str) -> None:
+        """Register, then poll. Replaces an attempt that is under way."""
+
+    async def logout(self) -> None:
+        """Tell control that this node key is finished; bounded in time, never raises."""
+
+    def set_paused(self, is_paused: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class AccountHost(Protocol):
+    """What the account needs from the engine."""
+
+    def open_control(self, url: str, machine_key: MachinePrivate, prefs: Prefs) -> ControlLink: ...
+
+    def enter_state(self, old: State, new: State) -> None:
+        """Configure or tear down the data plane."""
+
+    def prefs_changed(self, old: Prefs, new: Prefs) -> None: ...
+
+    def identity_changed(self) -> None:
+        """Node key or profile is another one: forget the netmap and all peers."""
+
+    def live_counts(self) -> tuple[int, int]:
+        """(peers with a session, DERP connections or a chosen home)."""
+
+
+class Account:
+    """One login at a time. All methods run on the engine's loop."""
+
+    def __init__(
+        self,
+        profiles: Profiles,
+        bus: NotifyBus,
+        health: Health,
+        host: AccountHost,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        is_ephemeral: bool = False,
+    ) -> None:
+        self._profiles = profiles
+        self._bus = bus
+        self._health = health
+        self._host = host
+        self._clock = clock
+        self._entropy = entropy
+        self.is_ephemeral = is_ephemeral
+        self.state = State.NO_STATE
+        self.auth_url = ""
+        self.self_node: Node | None = None
+        self.is_store_healthy = True
+        self.is_config_locked = False
+        self._control: ControlLink | None = None
+        self._auth_key = ""
+        self._is_logged_in = False
+        self._has_login_goal = False
+        self._wants_url_again = False
+        self._trial_key: NodePrivate | None = None
+        self._last_error = ""
+        self._pending_profile: UserProfile | None = None
+
+    # --- reading
+
+    @property
+    def prefs(self) -> Prefs:
+        return self._profiles.prefs
+
+    @property
+    def profiles(self) -> Profiles:
+        return self._profiles
+
+    @property
+    def node_key(self) -> NodePrivate | None:
+        """The key in force; during a first login the one on trial."""
+        return self.prefs.node_key or self._trial_key
+
+    @property
+    def has_node_key(self) -> bool:
+        return self.prefs.node_key is not None
+
+    @property
+    def control_url(self) -> str:
+        return self.prefs.control_url_or_default
+
+    # --- what users ask for
+
+    def begin(self) -> None:
+        """At daemon start: go on where the stored profile left off."""
+        self._reopen()
+        self.update_state()
+
+    async def start(self, options: Mapping[str, Any]) -> None:
+        """LocalAPI start: replace prefs (all but the identity), remember the auth key, connect anew."""
+        if not self.is_store_healthy:
+            raise TsdError(STORE_UNHEALTHY)
+        update = options.get("UpdatePrefs")
+        self._auth_key = str(options.get("AuthKey") or self._auth_key)
+        if update is not None:
+            wanted = replace(Prefs.from_go(update), persist=self.prefs.persist)
+            check(wanted, EditContext())
+            self._store_prefs(wanted)
+        self._bus.publish({"Prefs": self.prefs.to_go()})
+        was_running = self.state is State.RUNNING
+        self._reopen()
+        if was_running:
+            self._set_state(State.STARTING)
+        self.update_state()
+
+    def edit_prefs(self, masked: Any, context: EditContext | None = None) -> Prefs:
+        """Raises `PrefsError`; nothing is changed then."""
+        edited = edit(self.prefs, masked, context)
+        self.apply_prefs(edited)
+        return self.prefs
+
+    def apply_prefs(self, wanted: Prefs) -> None:
+        old = self.prefs
+        if wanted == old:
+            return
+        turned_on = wanted.want_running and not old.want_running
+        if turned_on:
+            wanted = replace(wanted, logged_out=False if self.has_node_key else wanted.logged_out)
+        self._store_prefs(wanted)
+        self.update_state()
+        self._bus.publish({"Prefs": self.prefs.to_go()})
+
+    async def login_interactive(self) -> None:
+        """Show the URL again when one is valid, else log in with a new node key."""
+        if self.auth_url:
+            self._bus.publish({"BrowseToURL": self.auth_url})
+            return
+        self._has_login_goal = True
+        if self._control is None:
+            self._reopen(begin_login=False)
+        self._login(rotate=True)
+        self.update_state()
+
+    async def logout(self) -> None:
+        """Forget this login here and at control; idempotent."""
+        if self.prefs.want_running or not self.prefs.logged_out:
+            self._store_prefs(replace(self.prefs, want_running=False, logged_out=True))
+            self.update_state()
+            self._bus.publish({"Prefs": self.prefs.to_go()})
+        control, self._control = self._control, None
+        if control is not None:
+            if self.has_node_key or self._is_logged_in:
+                await control.logout()
+            control.close()
+        self._auth_key = ""
+        self._forget_login()
+        self._profiles.delete(self._profiles.current.id)
+        self._host.identity_changed()
+        self._set_state(State.NO_STATE)
+        self._bus.publish({"Prefs": self.prefs.to_go()})
+        self.update_state()
+
+    def new_profile(self) -> None:
+        self._leave_profile()
+        self._profiles.new()
+        self._enter_profile()
+
+    def switch_profile(self, profile_id: str) -> None:
+        """Raises `ProfileNotFound`."""
+        if profile_id == self._profiles.current.id:
+            return
+        self._profiles.by_id(profile_id)
+        self._leave_profile()
+        self._profiles.switch(profile_id)
+        self._enter_profile()
+
+    def delete_profile(self, profile_id: str) -> None:
+        is_current = profile_id == self._profiles.current.id
+        if is_current:
+            self._leave_profile()
+        self._profiles.delete(profile_id)
+        if is_current:
+            self._enter_profile()
+
+    def reset_auth(self) -> None:
+        self._leave_profile()
+        self._profiles.delete(self._profiles.current.id)
+        self._enter_profile()
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    # --- what control says
+
+    def on_auth_url(self, url: str) -> None:
+        """Somebody has to visit `url`."""
+        if url == self.auth_url and not self._wants_url_again:
+            return
+        self._wants_url_again = False
+        self.auth_url = url
+        self.update_state()
+        self._bus.publish({"BrowseToURL": url})
+
+    def on_registered(self, response: RegisterResponse, node_key: NodePrivate) -> None:
+        """Control accepted `node_key`."""
+        login, user = response.login, response.user
+        self._pending_profile = UserProfile(
+            id=user.id or login.id,
+            login_name=login.login_name,
+            display_name=login.display_name or user.display_name,
+            profile_pic_url=login.profile_pic_url,
+        )
+        was_asked = bool(self.auth_url) or self._has_login_goal
+        self.auth_url = ""
+        self._last_error = ""
+        self._is_logged_in = True
+        self._has_login_goal = False
+        self._trial_key = None
+        self._health.clear("login-state")
+        old = self.prefs
+        persist = old.persist or Persist()
+        if persist.private_node_key != node_key:
+            persist = replace(persist, old_private_node_key=persist.private_node_key, private_node_key=node_key)
+        wanted = replace(old, logged_out=False, want_running=old.want_running or was_asked)
+        wanted = replace(wanted, persist=replace(persist, user_profile=self._pending_profile))
+        self._bus.publish({"LoginFinished": {}})
+        self._store_prefs(wanted)
+        self._bus.publish({"Prefs": self.prefs.to_go()})
+        self.update_state()
+
+    def on_self_node(self, node: Node, profile: UserProfile | None, network: NetworkProfile) -> bool:
+        """The netmap told who we are. Whether the node's key is the one in force."""
+        is_first = self.self_node is None
+        self.self_node = node
+        persist = self.prefs.persist or Persist()
+        known = profile if profile is not None and profile.login_name else persist.user_profile
+        updated = replace(persist, node_id=node.stable_id, user_profile=known)
+        if updated != persist or network != self._profiles.current.network:
+            self._profiles.save(replace(self.prefs, persist=updated), network)
+            self._bus.publish({"Prefs": self.prefs.to_go()})
+        elif is_first:
+            self._profiles.save(self.prefs, network)
+        return True
+
+    def on_refused(self, text: str) -> None:
+        """Control refused the login for a reason that the user must read; shown once."""
+        self._health.set("login-state", error=text)
+        if text != self._last_error:
+            self._last_error = text
+            log.warning(fields("login refused", reason=text))
+            self.update_state()
+            self._bus.publish({"ErrMessage": text})
+        self.update_state()
+
+    def on_key_expired(self) -> None:
+        self.update_state()
+
+    # --- state
+
+    def update_state(self) -> State:
+        """Compute the state anew and enter it when it changed; loops until it is stable."""
+        for _ in range(4):
+            new = next_state(self._inputs())
+            if new is self.state:
+                break
+            self._set_state(new)
+        return self.state
+
+    def _inputs(self) -> StateInputs:
+        node = self.self_node
+        peers, relays = self._host.live_counts()
+        return StateInputs(
+            current=self.state,
+            is_store_healthy=self.is_store_healthy,
+            want_running=self.prefs.want_running,
+            logged_out=self.prefs.logged_out,
+            is_blocked=False,
+            has_node_key=self.has_node_key,
+            has_netmap=node is not None,
+            is_auth_stuck=not self._is_logged_in and (not self._has_login_goal or bool(self.auth_url)),
+            is_key_expired=node is not None and node.is_expired(self._clock.wall_ns()),
+            is_machine_authorized=node is None or node.machine_authorized,
+            live_peer_count=peers,
+            derp_connection_count=relays,
+        )
+
+    def _set_state(self, new: State) -> None:
+        old, self.state = self.state, new
+        if old is new:
+            return
+        log.info(fields("state changed", old=old.text, new=new.text))
+        if self._control is not None:
+            self._control.set_paused(new is State.STOPPED)
+        self._host.enter_state(old, new)
+        self._bus.publish({"State": new.value})
+
+    # --- inside
+
+    def _store_prefs(self, wanted: Prefs) -> None:
+        old = self.prefs
+        self._profiles.save(wanted)
+        if old != wanted:
+            self._host.prefs_changed(old, wanted)
+
+    def _reopen(self, begin_login: bool = True) -> None:
+        """A new control client for the current profile; logs in when there is something to log in with."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        self.auth_url = ""
+        self._last_error = ""
+        self._is_logged_in = False
+        if not self.is_store_healthy or (self.prefs.logged_out and not self._auth_key and not self._has_login_goal):
+            return
+        machine_key = self._profiles.machine_key()
+        self._control = self._host.open_control(self.control_url, machine_key, self.prefs)
+        is_stopped = not self.prefs.want_running
+        self._control.set_paused(is_stopped and self.has_node_key)
+        if begin_login and self.has_node_key and not self.prefs.logged_out:
+            self._has_login_goal = True
+            self._login(rotate=False)
+
+    def _login(self, rotate: bool) -> None:
+        if self._control is None:
+            return
+        current = self.prefs.node_key
+        if current is not None and not rotate:
+            self._control.login(current, None, self._auth_key)
+            return
+        self._trial_key = NodePrivate.generate(self._entropy)
+        self._ensure_lock_key()
+        self._wants_url_again = True
+        self._control.login(self._trial_key, current, self._auth_key)
+
+    def _ensure_lock_key(self) -> None:
+        persist = self.prefs.persist or Persist()
+        if persist.network_lock_key is None:
+            lock_key = LockPrivate.generate(self._entropy)
+            self._profiles.save(replace(self.prefs, persist=replace(persist, network_lock_key=lock_key)))
+
+    def _forget_login(self) -> None:
+        self.auth_url = ""
+        self.self_node = None
+        self._trial_key = None
+        self._is_logged_in = False
+        self._has_login_goal = False
+        self._last_error = ""
+        self._health.clear("login-state")
+
+    def _leave_profile(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        self._auth_key = ""
+        self._forget_login()
+        self._host.identity_changed()
+        self._set_state(State.NO_STATE)
+
+    def _enter_profile(self) -> None:
+        self._bus.publish({"Prefs": self.prefs.to_go()})
+        self._reopen()
+        self.update_state()

@@ -1,0 +1,226 @@
+"""The way of packets: host -> filter -> core -> path, and back. Batches only; decisions are made elsewhere.
+
+Out: `from_host` gets frames of the TUN or netstack, notes flows, seals, and sends each batch on the path that
+magicsock holds for the peer. In: `from_underlay` gets datagrams of a UDP socket or of a DERP connection, opens them,
+and hands what the filter accepts to the host. Handshakes, disco and STUN go up to their machines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tsd.base.addr import AddrPort
+from tsd.base.clock import Clock
+from tsd.base.keys import NodePublic
+from tsd.base.log import TRACE, DropCounter, fields
+from tsd.dataplane.pump import Core, Opened, Other, Sealed
+from tsd.filter.filter import PacketFilter
+from tsd.hull import Frame, Tun
+from tsd.magicsock.magicsock import Magicsock
+from tsd.magicsock.types import DerpSource
+from tsd.packet.constants import TCP, TCP_ACK, TCP_SYN, TSMP
+from tsd.packet.parse import Packet, parse
+from tsd.wireguard.device import WireGuard
+
+log = logging.getLogger(__name__)
+
+Source = AddrPort | DerpSource
+
+_RUN_PACKETS = 48
+
+
+class Underlay(Protocol):
+    """Where sealed batches leave the machine."""
+
+    def send_udp(self, remote: AddrPort, datagrams: bytes, datagram_bytes: int) -> None: ...
+
+    def send_derp(self, region: int, peer: NodePublic, datagrams: bytes, datagram_bytes: int) -> None: ...
+
+
+@dataclass(slots=True)
+class PathTraffic:
+    """Counters of one kind of path, as usermetrics names them."""
+
+    rx_packets: int = 0
+    rx_bytes: int = 0
+    tx_packets: int = 0
+    tx_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Traffic:
+    direct_ipv4: PathTraffic = field(default_factory=PathTraffic)
+    direct_ipv6: PathTraffic = field(default_factory=PathTraffic)
+    derp: PathTraffic = field(default_factory=PathTraffic)
+    inbound_drops: DropCounter = field(default_factory=DropCounter)
+    outbound_drops: DropCounter = field(default_factory=DropCounter)
+
+    def of(self, source: Source) -> PathTraffic:
+        if isinstance(source, DerpSource):
+            return self.derp
+        return self.direct_ipv4 if source.ip.version == 4 else self.direct_ipv6
+
+
+class DataPath:
+    """Joins core, WireGuard, magicsock, filter and host. Not a machine: it only passes batches on."""
+
+    def __init__(
+        self,
+        core: Core,
+        wireguard: WireGuard,
+        magicsock: Magicsock,
+        clock: Clock,
+        underlay: Underlay,
+        kick: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._wireguard = wireguard
+        self._magicsock = magicsock
+        self._clock = clock
+        self._underlay = underlay
+        self._kick = kick
+        self._tun: Tun | None = None
+        self.filter = PacketFilter((), ())
+        self.jailed_filter = PacketFilter((), ())
+        self.jailed: frozenset[int] = frozenset()
+        self.traffic = Traffic()
+        self.on_stun: Callable[[bytes, AddrPort], None] = lambda datagram, source: None
+        self.intercept: Callable[[int, Packet], bool] = lambda handle, packet: False
+        self.answer_locally: Callable[[Packet], list[Frame] | None] = lambda packet: None
+        self.node_key_of: Callable[[int], NodePublic | None] = lambda handle: None
+        self.ensure_peer: Callable[[int], bool] = lambda handle: True
+
+    def attach(self, tun: Tun) -> None:
+        self._tun = tun
+        tun.attach(self.from_host)
+
+    # --- host to overlay
+
+    def from_host(self, frames: list[Frame]) -> None:
+        """Frames that the host sends into the overlay."""
+        self.send([frame for frame in frames if self._may_leave(frame)])
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Route, seal and send; what has no session yet is staged and starts a handshake."""
+        if not frames:
+            return
+        now = self._clock.now()
+        result = self._core.seal(frames, now)
+        self.send_sealed(result.sealed, now)
+        if result.no_session or result.attention:
+            wall_ns = self._clock.wall_ns()
+            for handle, frame in result.no_session:
+                if self.ensure_peer(handle):
+                    self._wireguard.stage(handle, frame, now, wall_ns)
+            if result.attention:
+                self._wireguard.note(result.attention, (), (), now, wall_ns)
+        self._kick()
+
+    def _may_leave(self, frame: Frame) -> bool:
+        if frame.segment_bytes:
+            return True
+        packet = parse(frame.packet)
+        answer = self.answer_locally(packet)
+        if answer is not None:
+            if self._tun is not None and answer:
+                self._tun.deliver(answer)
+            return False
+        if packet.proto == TSMP:
+            self.traffic.outbound_drops.add("acl")
+            return False
+        verdict = self.filter.outbound(packet)
+        if not verdict.accept:
+            self.traffic.outbound_drops.add(verdict.reason)
+        return verdict.accept
+
+    def send_sealed(self, sealed: Sequence[Sealed], now: float) -> None:
+        for batch in sealed:
+            route = self._magicsock.route(batch.peer, now)
+            if route.udp is not None:
+                self._count_sent(self.traffic.of(route.udp), batch)
+                self._underlay.send_udp(route.udp, batch.datagrams, batch.datagram_bytes)
+            if route.derp_region:
+                self._send_by_derp(batch, route.derp_region)
+            elif route.udp is None:
+                self.traffic.outbound_drops.add("no_path", batch.count)
+
+    def _send_by_derp(self, batch: Sealed, region: int) -> None:
+        node_key = self.node_key_of(batch.peer)
+        if node_key is not None:
+            self._count_sent(self.traffic.derp, batch)
+            self._underlay.send_derp(region, node_key, batch.datagrams, batch.datagram_bytes)
+
+    def send_datagram(self, handle: int, datagram: bytes, now: float) -> None:
+        """One handshake message, on the peer's path."""
+        self.send_sealed([Sealed(handle, datagram, len(datagram), 1)], now)
+
+    @staticmethod
+    def _count_sent(traffic: PathTraffic, batch: Sealed) -> None:
+        traffic.tx_packets += batch.count
+        traffic.tx_bytes += len(batch.datagrams)
+
+    # --- underlay to host
+
+    def from_underlay(self, datagrams: bytes | memoryview, datagram_bytes: int, source: Source) -> None:
+        """Datagrams back to back, as they came from one source."""
+        now = self._clock.now()
+        result = self._core.open(datagrams, datagram_bytes, now)
+        for kind, datagram in result.others:
+            self._not_data(kind, datagram, source, now)
+        if result.authenticated:
+            traffic = self.traffic.of(source)
+            traffic.rx_bytes += len(datagrams)
+            traffic.rx_packets += -(-len(datagrams) // datagram_bytes) if datagram_bytes else 1
+            self._magicsock.note_received(result.authenticated, source, now)
+        if result.attention or result.confirmed:
+            wall_ns = self._clock.wall_ns()
+            self._wireguard.note(result.attention, result.confirmed, result.authenticated, now, wall_ns)
+        if result.opened:
+            self._deliver(result.opened)
+        self._kick()
+
+    def from_derp(self, packets: list[bytes], source: DerpSource) -> None:
+        """Packets of one peer by relay; runs of equal length are opened together."""
+        start = 0
+        while start < len(packets):
+            size = len(packets[start])
+            end = start + 1
+            while end < len(packets) and end - start < _RUN_PACKETS and len(packets[end]) == size:
+                end += 1
+            if end < len(packets) and end - start < _RUN_PACKETS and len(packets[end]) < size:
+                end += 1
+            run = packets[start] if end == start + 1 else b"".join(packets[start:end])
+            self.from_underlay(run, size, source)
+            start = end
+
+    def _not_data(self, kind: Other, datagram: bytes, source: Source, now: float) -> None:
+        if kind is Other.HANDSHAKE:
+            self._wireguard.receive(datagram, source, now, self._clock.wall_ns())
+        elif kind is Other.DISCO:
+            self._magicsock.receive_disco(datagram, source, now)
+        elif kind is Other.STUN and isinstance(source, AddrPort):
+            self.on_stun(datagram, source)
+
+    def _deliver(self, opened: Sequence[Opened]) -> None:
+        accepted = [item.frame for item in opened if self._may_enter(item)]
+        if accepted and self._tun is not None:
+            self._tun.deliver(accepted)
+
+    def _may_enter(self, item: Opened) -> bool:
+        packet = parse(item.frame.packet)
+        is_running_tcp = packet.proto == TCP and packet.tcp_flags & (TCP_SYN | TCP_ACK) != TCP_SYN
+        if not is_running_tcp and self.intercept(item.peer, packet):
+            return False
+        chosen = self.jailed_filter if item.peer in self.jailed else self.filter
+        verdict = chosen.inbound(packet)
+        if verdict.accept:
+            return True
+        self.traffic.inbound_drops.add(verdict.reason)
+        if log.isEnabledFor(TRACE):
+            log.log(TRACE, fields("dropped inbound packet", peer=item.peer, reason=verdict.reason))
+        if verdict.reject_tsmp is not None:
+            self.send([Frame(verdict.reject_tsmp)])
+        return False

@@ -1,0 +1,250 @@
+"""Everything that exists once per node key: core, WireGuard, magicsock, DERP connections and the packet path.
+
+A new node key means a new plane; the UDP sockets, the disco key and the host's TUN live longer and are handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tsd.base.addr import AddrPort
+from tsd.base.clock import Clock
+from tsd.base.entropy import Entropy
+from tsd.base.errors import ProtocolError
+from tsd.base.keys import DiscoPrivate, NodePrivate, NodePublic
+from tsd.base.log import fields
+from tsd.base.machine import Deadline
+from tsd.dataplane.pump import Core
+from tsd.engine.datapath import DataPath
+from tsd.engine.driver import Driver
+from tsd.engine.peers import Peer, PeerTable
+from tsd.engine.pings import DiscoReply
+from tsd.engine.sockets import UdpSockets
+from tsd.magicsock import types as paths
+from tsd.magicsock.magicsock import Magicsock
+from tsd.transport.derp import DerpOptions
+from tsd.transport.derp_pool import DerpPool, PoolCallbacks
+from tsd.wireguard import events
+from tsd.wireguard.device import WireGuard
+from tsd.wireguard.tai64n import Tai64nSource
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneOptions:
+    """What all planes of one engine share."""
+
+    clock: Clock
+    entropy: Entropy
+    new_core: Callable[[], Core]
+    tai64n: Tai64nSource
+    disco_private: DiscoPrivate
+    derp: Callable[[NodePrivate], DerpOptions]
+    never_direct_udp: bool = False
+    always_use_derp: bool = False
+    write_keylog: Callable[[str], None] | None = None
+
+
+@dataclass(slots=True)
+class PlaneEvents:
+    """What the plane tells the engine."""
+
+    on_endpoints_wanted: Callable[[str], None] = lambda reason: None
+    on_rebind_wanted: Callable[[str], None] = lambda reason: None
+    on_relay: Callable[[int, bool, str], None] = lambda region, is_connected, reason: None
+    on_relay_health: Callable[[int, str], None] = lambda region, text: None
+    on_session: Callable[[Peer], None] = lambda peer: None
+    on_handshake_sent: Callable[[], None] = lambda: None
+
+
+class _Timed:
+    """WireGuard as the driver wants it: its deadlines also need the wall clock."""
+
+    def __init__(self, wireguard: WireGuard, clock: Clock) -> None:
+        self._wireguard = wireguard
+        self._clock = clock
+
+    def next_deadline(self) -> Deadline | None:
+        return self._wireguard.next_deadline()
+
+    def on_deadline(self, now: float) -> None:
+        self._wireguard.on_deadline(now, self._clock.wall_ns())
+
+    def take_outputs(self) -> list[Any]:
+        return self._wireguard.take_outputs()
+
+
+class Plane:
+    """One node key's machinery. `close` it before another one is made."""
+
+    def __init__(
+        self, node_private: NodePrivate, options: PlaneOptions, peers: PeerTable, sockets: UdpSockets, told: PlaneEvents
+    ) -> None:
+        self.node_private = node_private
+        self._options = options
+        self._clock = options.clock
+        self._peers = peers
+        self._sockets = sockets
+        self._told = told
+        self._pings: dict[int, asyncio.Future[DiscoReply]] = {}
+        self.core = options.new_core()
+        self.wireguard = WireGuard(
+            node_private,
+            self.core,
+            entropy=options.entropy,
+            tai64n=options.tai64n,
+            write_keylog=options.write_keylog,
+        )
+        self.wireguard.unknown_peer_lookup = self._handle_of_stranger
+        self.magicsock = Magicsock(
+            node_private,
+            options.disco_private,
+            entropy=options.entropy,
+            never_direct_udp=options.never_direct_udp,
+            always_use_derp=options.always_use_derp,
+        )
+        self.driver = Driver(self._clock)
+        self.driver.add(_Timed(self.wireguard, self._clock), self._on_wireguard)
+        self.driver.add(self.magicsock, self._on_magicsock)
+        self.derp = DerpPool(
+            options.derp(node_private),
+            PoolCallbacks(self._on_derp_packets, self._on_peer_gone, told.on_relay, told.on_relay_health),
+        )
+        self.datapath = DataPath(self.core, self.wireguard, self.magicsock, self._clock, self, self.driver.kick)
+        self.datapath.node_key_of = self._node_key_of
+        self.datapath.ensure_peer = self.ensure_in_wireguard
+
+    def close(self) -> None:
+        self.driver.close()
+        self.derp.close()
+        for waiting in self._pings.values():
+            waiting.cancel()
+
+    # --- peers
+
+    def set_peer(self, peer: Peer, peer_paths: paths.PeerPaths) -> None:
+        """Known to core and magicsock; WireGuard learns of it with the first packet either way."""
+        self.core.add_peer(peer.handle)
+        self.magicsock.set_peer(peer.handle, peer_paths, self._clock.now())
+
+    def remove_peer(self, peer: Peer) -> None:
+        self.wireguard.remove_peer(peer.handle)
+        self.core.remove_peer(peer.handle)
+        self.magicsock.remove_peer(peer.handle)
+
+    def restart_session(self, peer: Peer) -> None:
+        """The peer restarted: the next packet shakes hands at once."""
+        if self.wireguard.has_peer(peer.handle):
+            self.core.drop_sessions(peer.handle)
+
+    def ensure_in_wireguard(self, handle: int) -> bool:
+        if self.wireguard.has_peer(handle):
+            return True
+        peer = self._peers.by_handle(handle)
+        if peer is None:
+            return False
+        try:
+            self.wireguard.add_peer(handle, peer.node_key)
+        except ProtocolError as err:
+            log.warning(fields("peer has an unusable key", peer=peer.node_key.short(), reason=err))
+            return False
+        return True
+
+    def _handle_of_stranger(self, node_key: NodePublic) -> int | None:
+        peer = self._peers.by_key(node_key)
+        return peer.handle if peer is not None and self.ensure_in_wireguard(peer.handle) else None
+
+    def _node_key_of(self, handle: int) -> NodePublic | None:
+        peer = self._peers.by_handle(handle)
+        return peer.node_key if peer is not None else None
+
+    # --- out
+
+    def send_udp(self, remote: AddrPort, datagrams: bytes, datagram_bytes: int) -> None:
+        self._sockets.send(remote, datagrams, datagram_bytes)
+
+    def send_derp(self, region: int, peer: NodePublic, datagrams: bytes, datagram_bytes: int) -> None:
+        self.derp.send_many(region, peer, datagrams, datagram_bytes)
+
+    def _on_wireguard(self, output: events.Output) -> None:
+        now = self._clock.now()
+        match output:
+            case events.Transmit(peer, datagram):
+                self.datapath.send_datagram(peer, datagram, now)
+                self._told.on_handshake_sent()
+            case events.SealedReady(sealed):
+                self.datapath.send_sealed(sealed, now)
+            case events.Reply(source, datagram):
+                self._reply(source, datagram)
+            case events.HandshakeCompleted(handle, _):
+                peer_now = self._peers.by_handle(handle)
+                if peer_now is not None:
+                    self._told.on_session(peer_now)
+            case _:
+                pass
+
+    def _reply(self, source: object, datagram: bytes) -> None:
+        if isinstance(source, AddrPort):
+            self.send_udp(source, datagram, len(datagram))
+        elif isinstance(source, paths.DerpSource):
+            self.send_derp(source.region, source.node_key, datagram, len(datagram))
+
+    def _on_magicsock(self, output: paths.Output) -> None:
+        match output:
+            case paths.SendUdp(address, datagram):
+                self.send_udp(address, datagram, len(datagram))
+            case paths.SendDerp(region, node_key, datagram):
+                self.derp.send(region, node_key, datagram)
+            case paths.PathChanged(handle, path):
+                log.debug(fields("path changed", peer=handle, endpoint=path.cur_addr, derp_region=path.relay_region))
+            case paths.EndpointsWanted(reason):
+                self._told.on_endpoints_wanted(reason)
+            case paths.RebindWanted(reason):
+                self._told.on_rebind_wanted(reason)
+            case paths.CliPong(token, latency_s, endpoint, derp_region):
+                self._finish_ping(token, DiscoReply(latency_s, endpoint, derp_region))
+            case paths.CliPingFailed(token, reason):
+                self._fail_ping(token, reason)
+            case _:
+                pass
+
+    # --- pings
+
+    def disco_ping(self, peer: Peer, size: int) -> asyncio.Future[DiscoReply]:
+        """Fails with OSError when there is no way to ask."""
+        token = self.magicsock.ping(peer.handle, self._clock.now(), size)
+        waiting: asyncio.Future[DiscoReply] = asyncio.get_running_loop().create_future()
+        self._pings[token] = waiting
+        waiting.add_done_callback(lambda _: self._pings.pop(token, None))
+        self.driver.kick()
+        return waiting
+
+    def _finish_ping(self, token: int, reply: DiscoReply) -> None:
+        waiting = self._pings.get(token)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+    def _fail_ping(self, token: int, reason: str) -> None:
+        waiting = self._pings.get(token)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(OSError(reason))
+
+    # --- in
+
+    def on_udp(self, datagrams: memoryview, datagram_bytes: int, source: AddrPort) -> None:
+        self.datapath.from_underlay(datagrams, datagram_bytes, source)
+
+    def on_udp_error(self, remote: AddrPort, error: int) -> None:
+        self.magicsock.send_failed(None, remote, error, self._clock.now())
+        self.driver.kick()
+
+    def _on_derp_packets(self, region: int, node_key: NodePublic, packets: list[bytes]) -> None:
+        self.datapath.from_derp(packets, paths.DerpSource(region, node_key))
+
+    def _on_peer_gone(self, region: int, node_key: NodePublic, is_not_here: bool) -> None:
+        self.magicsock.derp_peer_gone(region, node_key)

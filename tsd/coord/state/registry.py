@@ -93,6 +93,10 @@ class Registry:
         """IDs are never given out twice, not even after a deletion."""
         self._last_ids[table] = max(self._last_ids[table], used)
 
+    def restore_ids(self, last_ids: dict[str, int]) -> None:
+        for table, used in last_ids.items():
+            self.reserve_id(table, used)
+
     def new_id(self, table: str) -> int:
         self._last_ids[table] += 1
         return self._last_ids[table]

@@ -200,5 +200,11 @@ class LockPrivate:
     def text(self) -> str:
         return "nlpriv:" + self.seed.hex() + self.public().raw.hex()
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LockPrivate) and hmac.compare_digest(self.seed, other.seed)
+
+    def __hash__(self) -> int:
+        return hash((LockPrivate, self.seed))
+
     def __repr__(self) -> str:
         return "LockPrivate(secret)"

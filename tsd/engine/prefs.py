@@ -297,7 +297,7 @@ FIELDS: Mapping[str, FieldSpec] = {
     "AdvertiseServices": _texts("advertise_services"),
     "Sync": _plain("sync", gojson.opt_boolean),
     "NoSNAT": _flag("no_snat"),
-    "NoStatefulFiltering": _plain("no_stateful_filtering", gojson.opt_boolean, omit=None),
+    "NoStatefulFiltering": _plain("no_stateful_filtering", gojson.opt_boolean),
     "NetfilterMode": _plain("netfilter_mode", _read_netfilter_mode),
     "OperatorUser": _text("operator_user", omit_empty=True),
     "ProfileName": _text("profile_name", omit_empty=True),

@@ -154,6 +154,7 @@ static void place_session(core *c, peer *p, session *s) {
     p->previous = NULL;
   }
   p->activity.rekey_wanted = 0;
+  p->activity.first_unanswered_send = p->activity.first_unreplied_receive = 0;
 }
 
 int core_install_session(core *c, int64_t handle, uint32_t local_index, uint32_t remote_index, const uint8_t send_key[32],

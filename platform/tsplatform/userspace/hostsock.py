@@ -1,0 +1,179 @@
+"""The host's own sockets in the shape of `tsd.hull`: streams, datagram ports and a plain accept loop.
+
+Used by the proxies for clients and for targets outside of the overlay. No resolver: addresses only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from tsd.base.addr import AddrPort, parse_ip
+from tsplatform.userspace.bridge import reset_socket
+
+Protect = Callable[[socket.socket], None]
+
+_ACCEPTS_PER_WAKE = 64
+
+
+def address_of(name: tuple[object, ...]) -> AddrPort:
+    """A `getsockname`-style tuple as `AddrPort` (mapped IPv4 unmapped, zone dropped)."""
+    return AddrPort(parse_ip(str(name[0]).partition("%")[0]), int(str(name[1])))
+
+
+class HostStream:
+    """hull.Stream on a connected non-blocking socket."""
+
+    def __init__(self, sock: socket.socket, local: AddrPort, remote: AddrPort) -> None:
+        self.sock = sock
+        self.local = local
+        self.remote = remote
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+
+    async def read(self, limit: int) -> bytes:
+        if self._is_closed:
+            return b""
+        return await self._loop.sock_recv(self.sock, limit)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        if self._is_closed:
+            raise BrokenPipeError(32, "the connection is closed")
+        try:
+            sent = self.sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        if sent < len(data):
+            await self._loop.sock_sendall(self.sock, memoryview(data)[sent:])
+
+    async def write_eof(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
+    def abort(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            reset_socket(self.sock)
+
+    async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.sock.close()
+
+    def detach(self) -> socket.socket:
+        """The socket belongs to the caller now."""
+        self._is_closed = True
+        return self.sock
+
+
+async def dial_host(remote: AddrPort, timeout_s: float = 5.0, protect: Protect | None = None) -> HostStream:
+    """Connect outside of the overlay. Raises ConnectionRefusedError, TimeoutError or another OSError."""
+    family = socket.AF_INET if remote.ip.version == 4 else socket.AF_INET6
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if protect is not None:
+            protect(sock)
+        loop = asyncio.get_running_loop()
+        await asyncio.wait_for(loop.sock_connect(sock, (str(remote.ip), remote.port)), timeout_s)
+        return HostStream(sock, address_of(sock.getsockname()), remote)
+    except BaseException:
+        sock.close()
+        raise
+
+
+class HostDatagrams:
+    """hull.DatagramPort on the host's UDP."""
+
+    def __init__(self, family: int = 4, protect: Protect | None = None) -> None:
+        self._sock = socket.socket(socket.AF_INET if family == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
+        self._sock.setblocking(False)
+        if protect is not None:
+            protect(self._sock)
+        self._sock.bind(("0.0.0.0" if family == 4 else "::", 0))
+        self.local = address_of(self._sock.getsockname())
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+
+    def send(self, data: bytes, remote: AddrPort) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._sock.sendto(data, (str(remote.ip), remote.port))
+
+    async def receive(self) -> tuple[bytes, AddrPort]:
+        data, source = await self._loop.sock_recvfrom(self._sock, 65535)
+        return data, address_of(source)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._sock.close()
+
+
+class Acceptor:
+    """Listens on a host address and hands out non-blocking client sockets."""
+
+    def __init__(self, listen: str, on_client: Callable[[socket.socket], None]) -> None:
+        """`listen` is "host:port", "[v6]:port" or ":port". Raises OSError."""
+        host, _, port = listen.rpartition(":")
+        self._on_client = on_client
+        self._sock = _listening_socket(host.strip("[]"), int(port))
+        self.local = address_of(self._sock.getsockname())
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        self._is_closed = False
+
+    def _on_readable(self) -> None:
+        for _ in range(_ACCEPTS_PER_WAKE):
+            try:
+                client, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # out of descriptors: look again later instead of spinning
+                self._loop.remove_reader(self._sock.fileno())
+                self._loop.call_later(0.1, self._resume)
+                return
+            client.setblocking(False)
+            with contextlib.suppress(OSError):
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._on_client(client)
+
+    def _resume(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+
+def _listening_socket(host: str, port: int) -> socket.socket:
+    if host == "localhost":
+        host = "127.0.0.1"
+    is_dual = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual or ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if is_dual else 1)
+        sock.bind((host or ("::" if is_dual else "0.0.0.0"), port))
+        sock.listen(1024)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def error_text(err: BaseException) -> str:
+    """One line for a proxy client."""
+    text = getattr(err, "strerror", None) or str(err) or type(err).__name__
+    return " ".join(str(text).split())[:200]

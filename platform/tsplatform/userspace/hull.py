@@ -1,0 +1,68 @@
+"""The hull that needs no rights: netstack instead of a TUN device, no routes, no resolver changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsd.base.addr import parse_ip
+from tsd.base.clock import Clock
+from tsd.base.entropy import Entropy, system_entropy
+from tsd.base.errors import DecodeError
+from tsd.hull import DnsConfig, Hull, LinkMonitor, RouterConfig, StateStore, Underlay
+from tsplatform.links import LinkWatcher
+from tsplatform.underlay import HostUnderlay
+from tsplatform.userspace.tun import NetstackTun
+
+
+class NoRouter:
+    """The host's routing stays as it is."""
+
+    def apply(self, config: RouterConfig) -> None:
+        """Nothing to do: the stack itself decides what is ours."""
+
+    def revert(self) -> None:
+        """Nothing was done."""
+
+
+class HostDns:
+    """The host's names stay as they are; only its upstream resolvers are read."""
+
+    def __init__(self, path: Path = Path("/etc/resolv.conf")) -> None:
+        self._path = path
+
+    def apply(self, config: DnsConfig) -> None:
+        """Nothing to do: only our proxies and the LocalAPI resolve overlay names."""
+
+    def revert(self) -> None:
+        """Nothing was done."""
+
+    def base_resolvers(self) -> list[str]:
+        try:
+            lines = self._path.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return []
+        found = [words[1] for words in (line.split() for line in lines) if len(words) > 1 and words[0] == "nameserver"]
+        return [text for text in found if _is_address(text)]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parse_ip(text)
+    except DecodeError:
+        return False
+    return True
+
+
+def build_userspace_hull(
+    store: StateStore,
+    *,
+    links: LinkMonitor | None = None,
+    underlay: Underlay | None = None,
+    mtu_bytes: int = 1280,
+    entropy: Entropy = system_entropy,
+    clock: Clock | None = None,
+) -> Hull:
+    watcher = links if links is not None else LinkWatcher()
+    below = underlay if underlay is not None else HostUnderlay(watcher)
+    tun = NetstackTun(mtu_bytes=mtu_bytes, entropy=entropy, clock=clock, protect=below.protect)
+    return Hull("userspace", tun, tun, NoRouter(), HostDns(), store, watcher, below)

@@ -1,0 +1,137 @@
+"""The SOCKS5 and HTTP proxies into the overlay: listening, telling the two apart, and pumping once a target is reached.
+
+Which targets are in the overlay and what names mean is the `Dialer`'s business. A port can serve one protocol or both
+(a SOCKS5 client's first byte is 5). Parsing is in `proxies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from tsd.base.addr import AddrPort
+from tsd.hull import DatagramPort, Stream
+from tsplatform.userspace.bridge import Bridge
+from tsplatform.userspace.hostsock import Acceptor, HostStream, address_of
+from tsplatform.userspace.proxies.http import HttpSession
+from tsplatform.userspace.proxies.socks5 import serve_socks5
+from tsplatform.userspace.streams import OverlayStream
+from tsplatform.userspace.tun import NetstackTun
+
+log = logging.getLogger(__name__)
+
+_RELAY_BYTES = 256 << 10
+_HANDSHAKE_S = 30.0
+
+
+class Dialer(Protocol):
+    """Resolves names (overlay names first) and chooses between overlay and host sockets."""
+
+    async def dial(self, host: str, port: int) -> Stream:
+        """`host` is a name or an IP literal. Raises OSError (refused, timed out, not found, ...)."""
+
+    async def open_datagram(self, host: str, port: int) -> tuple[DatagramPort, AddrPort]:
+        """A fresh port from which the resolved target can be reached."""
+
+
+class ProxyServer:
+    """One listening address. `protocols` is a subset of {"socks5", "http"}."""
+
+    def __init__(self, dialer: Dialer, tun: NetstackTun | None, protocols: frozenset[str]) -> None:
+        self.dialer = dialer
+        self.protocols = protocols
+        self._tun = tun
+        self._acceptor: Acceptor | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bridges: set[Bridge] = set()
+
+    def start(self, listen: str) -> AddrPort:
+        """Listen on "host:port"; returns the address in use. Raises OSError."""
+        self._acceptor = Acceptor(listen, self._on_client)
+        return self._acceptor.local
+
+    def close(self) -> None:
+        """Stop listening and reset what is open."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for bridge in list(self._bridges):
+            bridge.close()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._tasks) + len(self._bridges)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the server."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _on_client(self, sock: socket.socket) -> None:
+        try:
+            client = HostStream(sock, address_of(sock.getsockname()), address_of(sock.getpeername()))
+        except OSError:
+            sock.close()
+            return
+        self.spawn(self._serve(client))
+
+    async def _serve(self, client: HostStream) -> None:
+        try:
+            await self._serve_protocol(client)
+        except (OSError, asyncio.IncompleteReadError) as err:
+            log.debug("proxy client ended: %s", err)
+        except Exception:
+            log.exception("proxy client failed")
+        finally:
+            client.close_now()
+
+    async def _serve_protocol(self, client: HostStream) -> None:
+        first = await asyncio.wait_for(client.read(16384), _HANDSHAKE_S)
+        if not first:
+            return
+        is_socks = first[0] == 5
+        if is_socks and "socks5" in self.protocols:
+            await serve_socks5(self, client, first)
+        elif not is_socks and "http" in self.protocols:
+            await HttpSession(self, client, first).serve()
+
+    async def relay(self, client: HostStream, target: Stream) -> None:
+        """Pump both ways until both ends are done. Overlay targets get a bridge, without a task."""
+        if isinstance(target, OverlayStream) and self._tun is not None:
+            tun = self._tun
+            connection = target.connection
+            loop = asyncio.get_running_loop()
+            done: Callable[[Bridge], None] = self._bridges.discard
+            bridge = Bridge(loop, target, client.detach(), lambda: tun.touch(connection), tun.now, done)
+            self._bridges.add(bridge)
+            bridge.start()
+            return
+        await relay_streams(client, target)
+
+
+async def relay_streams(a: Stream, b: Stream) -> None:
+    """Two copying tasks; an error on one side resets the other."""
+    tasks = [asyncio.ensure_future(_copy(a, b)), asyncio.ensure_future(_copy(b, a))]
+    try:
+        await asyncio.gather(*tasks)
+    except OSError:
+        a.abort()
+        b.abort()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await a.close()
+        await b.close()
+
+
+async def _copy(source: Stream, sink: Stream) -> None:
+    while data := await source.read(_RELAY_BYTES):
+        await sink.write(data)
+    await sink.write_eof()

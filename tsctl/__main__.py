@@ -1,0 +1,5 @@
+"""`python -m tsctl`."""
+
+from tsctl import main
+
+main()

@@ -1,0 +1,107 @@
+"""What every command shares within one run of tsctl: the client, the words of the command line, output helpers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tsctl.client import LocalClient
+from tsctl.goflags import Failure
+from tsd.localapi.schema import NEEDS_LOGIN, NEEDS_MACHINE_AUTH, RUNNING, STARTING, STOPPED
+
+PROGRAM = "tsctl"
+
+
+class Context:
+    """One per run. `words` are all words of the command line after the program's name."""
+
+    def __init__(self, socket_path: str, words: Sequence[str]) -> None:
+        self.socket_path = socket_path
+        self.words = list(words)
+        self.client = LocalClient(socket_path)
+
+
+def out(text: str = "") -> None:
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str = "") -> None:
+    """For people, not for pipes: standard error, at once."""
+    sys.stdout.flush()
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def to_json(value: object, indent: int | str | None = 2) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=False)
+
+
+def table(rows: Sequence[Sequence[str]], pad: int = 2, min_width: int = 0, *, pads_last: bool = False) -> list[str]:
+    """Columns aligned with spaces; `pads_last` keeps the padding of the last one (the field's status table has it)."""
+    if not rows:
+        return []
+    count = max(len(row) for row in rows)
+    widths = [max(min_width, *(len(row[i]) + pad if i < len(row) else 0 for row in rows)) for i in range(count)]
+    lines = ["".join(cell.ljust(widths[i]) for i, cell in enumerate(row)) for row in rows]
+    return lines if pads_last else [line.rstrip() for line in lines]
+
+
+def not_running_reason(status: dict[str, Any]) -> str:
+    """Empty when the node is up; else what to tell people."""
+    state = status.get("BackendState", "")
+    if state in (RUNNING, STARTING):
+        return ""
+    if state == STOPPED:
+        return "tsd is stopped; bring it up with `tsctl up`."
+    if state == NEEDS_LOGIN:
+        url = status.get("AuthURL") or ""
+        return f"Logged out.\nLog in at: {url}" if url else "Logged out."
+    if state == NEEDS_MACHINE_AUTH:
+        return "This machine still waits for approval by an admin of the tailnet."
+    return f"unexpected state: {state}"
+
+
+def require_running(status: dict[str, Any]) -> None:
+    """The field prints this on standard output and exits 1."""
+    reason = not_running_reason(status)
+    if reason:
+        out(reason)
+        raise Failure(code=1)
+
+
+def denied_hint(words: Sequence[str]) -> str:
+    """What to add to a 403 for people who are not root."""
+    if os.geteuid() == 0:
+        return ""
+    command = " ".join(words)
+    return f"\nUse 'sudo {PROGRAM} {command}'.\nTo not need root, run 'sudo {PROGRAM} set --operator=$USER' once."
+
+
+def own_addresses(status: dict[str, Any]) -> list[str]:
+    return list(status.get("TailscaleIPs") or (status.get("Self") or {}).get("TailscaleIPs") or [])
+
+
+def peers_of(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """Peers that are objects, whatever else a daemon of another version may send."""
+    found = status.get("Peer")
+    return [peer for peer in found.values() if isinstance(peer, dict)] if isinstance(found, dict) else []
+
+
+def short_name(peer: dict[str, Any], suffix: str) -> str:
+    """The name people use: without the tailnet's suffix; the host's own name when there is none."""
+    name = str(peer.get("DNSName") or "").rstrip(".")
+    if suffix and name.lower().endswith("." + suffix.lower()):
+        return name[: -len(suffix) - 1]
+    return name
+
+
+def go_list(values: Sequence[object]) -> str:
+    return "[" + " ".join(str(value) for value in values) + "]"
+
+
+def quoted(text: str) -> str:
+    """Like Go's %q for the names and addresses that occur here."""
+    return json.dumps(text, ensure_ascii=False)

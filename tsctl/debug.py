@@ -1,0 +1,160 @@
+"""`tsctl debug`: raw views of the daemon. Formats may change."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tsctl import context as ctx
+from tsctl.goflags import Command, Failure, Flag, Parsed
+from tsd.localapi import schema
+
+_DEFAULT_MASK = schema.WATCH_PEER_CHANGES | schema.WATCH_NO_NETMAP | schema.WATCH_PEER_PATCHES
+
+
+def debug_command(context: ctx.Context) -> Command:
+    def show(name: str, summary: str) -> Command:
+        def run(parsed: Parsed) -> None:
+            ctx.out(ctx.to_json(context.client.get(name), "\t"))
+
+        return Command("", summary, run)
+
+    def action(name: str, summary: str) -> Command:
+        def run(parsed: Parsed) -> None:
+            context.client.call("POST", f"debug?action={name}", b"")
+
+        return Command(name, summary, run)
+
+    return Command(
+        "debug",
+        "For people who look inside",
+        None,
+        subcommands=(
+            _named("prefs", show("prefs", "Print the preferences")),
+            _named("derp-map", show("derpmap", "Print the DERP map")),
+            Command("daemon-logs", "Follow the daemon's log", lambda p: _daemon_logs(context, p), flags=_LOG_FLAGS),
+            Command("watch-ipn", "Follow the notification bus", lambda p: _watch(context, p), flags=_WATCH_FLAGS),
+            Command("netmap", "Print the network map", lambda p: _netmap(context)),
+            Command("metrics", "Print the daemon's own metrics", lambda p: _metrics(context)),
+            Command("statedir", "Print the folder of the daemon's state", lambda p: _statedir(context)),
+            Command(
+                "goroutines", "Print where every task of the daemon stands", lambda p: _text(context, "goroutines")
+            ),
+            Command(
+                "localapi",
+                "Make one call: [METHOD] PATH [BODY|-]",
+                lambda p: _localapi(context, p),
+                usage="[METHOD] <path> [body or -]",
+                max_args=-1,
+                stops_at_word=True,
+            ),
+            action("rebind", "Open the UDP sockets anew"),
+            action("restun", "Ask the STUN servers again"),
+            action("rotate-disco-key", "Take a new disco key"),
+            action("break-derp-conns", "Drop the relay connections"),
+            action("break-tcp-conns", "Drop the control connection"),
+            action("force-netmap-update", "Fetch the whole network map again"),
+            action("pick-new-derp", "Choose another home relay"),
+        ),
+    )
+
+
+def _named(name: str, command: Command) -> Command:
+    command.name = name
+    return command
+
+
+_LOG_FLAGS = (
+    Flag("verbose", "show lines up to this level", 0),
+    Flag("time", "print when the daemon wrote the line", False),
+)
+_WATCH_FLAGS = (
+    Flag("initial", "also print the state at the start", False),
+    Flag("netmap", "with --initial: include the network map", False),
+    Flag("mask", "the bits to subscribe to, instead of the usual ones", -1),
+    Flag("count", "stop after this many notifications; 0 for never", 0),
+)
+
+
+def _daemon_logs(context: ctx.Context, parsed: Parsed) -> None:
+    stream = context.client.stream("logtap")
+    try:
+        while True:
+            line = stream.next_json() or {}
+            if int(line.get("v") or 0) > parsed.number("verbose"):
+                continue
+            stamp = str((line.get("logtail") or {}).get("client_time") or "") if parsed.flag("time") else ""
+            text = str(line.get("text") or "")
+            sys.stdout.write(f"{stamp} {text}" if stamp else text)
+            if not text.endswith("\n"):
+                sys.stdout.write("\n")
+            sys.stdout.flush()
+    except EOFError:
+        raise Failure("the daemon ended the stream") from None
+
+
+def _watch(context: ctx.Context, parsed: Parsed) -> None:
+    mask = parsed.number("mask")
+    if mask < 0:
+        mask = _DEFAULT_MASK
+        if parsed.flag("initial"):
+            mask |= schema.WATCH_INITIAL_STATE | schema.WATCH_INITIAL_PREFS | schema.WATCH_INITIAL_HEALTH
+            mask |= schema.WATCH_INITIAL_NETMAP if parsed.flag("netmap") else 0
+    stream = context.client.stream(f"watch-ipn-bus?mask={mask}")
+    ctx.note("Connected.")
+    seen = 0
+    try:
+        while parsed.number("count") == 0 or seen < parsed.number("count"):
+            notify: dict[str, Any] = stream.next_json() or {}
+            seen += 1
+            ctx.out(ctx.to_json({key: value for key, value in notify.items() if value is not None}, "\t"))
+            sys.stdout.flush()
+    except EOFError:
+        raise Failure("the daemon ended the stream") from None
+    finally:
+        stream.close()
+
+
+def _netmap(context: ctx.Context) -> None:
+    found = context.client.call("POST", "debug?action=current-netmap", b"").json()
+    ctx.out(ctx.to_json(found, "\t"))
+
+
+def _metrics(context: ctx.Context) -> None:
+    _text(context, "metrics")
+
+
+def _text(context: ctx.Context, name: str) -> None:
+    sys.stdout.write(context.client.call("GET", name).body.decode("utf-8", "replace"))
+
+
+def _statedir(context: ctx.Context) -> None:
+    found = context.client.call("POST", "debug?action=statedir", b"").json()
+    if not found:
+        raise Failure("the daemon has no state folder")
+    ctx.out(str(found))
+
+
+def _localapi(context: ctx.Context, parsed: Parsed) -> None:
+    words = [word for word in parsed.args if word != "-v"]
+    method = "GET"
+    if len(words) > 1 and words[0].isupper():
+        method = words.pop(0)
+    if not 1 <= len(words) <= 2:
+        raise Failure("usage: tsctl debug localapi [METHOD] <path> [body or -]")
+    name = words[0]
+    body = None
+    if len(words) == 2:
+        body = sys.stdin.buffer.read() if words[1] == "-" else words[1].encode()
+    elif method != "GET":
+        body = b""
+    shown = name if name.startswith("/") else schema.LOCALAPI_PREFIX + name
+    ctx.note(f"# doing request {method} {shown}")
+    reply = context.client.call(method, name, body, expect=tuple(range(100, 600)))
+    ctx.note(f"# Response status {reply.status}")
+    sys.stdout.write(reply.body.decode("utf-8", "replace"))
+    if reply.status >= 300:
+        raise Failure(f"status {reply.status}")
+
+
+COMMANDS = {"debug": debug_command}

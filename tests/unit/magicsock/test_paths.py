@@ -169,6 +169,7 @@ def test_heartbeats_keep_a_path_and_stop_when_idle():
     pings = 0
     for _ in range(30):
         bench.tick(3)
+        bench.sock.note_received([0], A4, bench.now)
         for where, message in bench.opened():
             if not isinstance(message, messages.Ping):
                 continue

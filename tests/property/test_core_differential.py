@@ -12,8 +12,8 @@ from ipaddress import ip_network
 from typing import Any
 
 import pytest
-import tsnative
 
+import tsnative
 from tsd.dataplane.pump import Core, OpenResult, Sealed, SealResult
 from tsd.dataplane.reference import ReferenceCore
 from tsd.hull import Frame
@@ -239,7 +239,9 @@ def damage(rng: random.Random, raw: bytes) -> bytes:
             out[rng.randrange(min(len(out), 60))] = rng.choice([0, 1, 6, 0x45, 0x60, 0xFF])
         elif choice == 3 and len(out) > 10:
             at = 2 if out[0] >> 4 == 4 else 4
-            out[at : at + 2] = rng.choice([b"\0\0", b"\xff\xff", b"\0\x14", (len(out) + rng.randrange(-3, 3)).to_bytes(2, "big")])
+            out[at : at + 2] = rng.choice(
+                [b"\0\0", b"\xff\xff", b"\0\x14", (len(out) + rng.randrange(-3, 3)).to_bytes(2, "big")]
+            )
         elif choice == 4 and len(out) > 10 and out[0] >> 4 == 4:
             out[6:8] = rng.choice([b"\x20\0", b"\0\1", b"\x40\0", b"\x80\0"])
         elif choice == 5 and out[0] >> 4 == 6 and len(out) > 40:

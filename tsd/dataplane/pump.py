@@ -100,7 +100,10 @@ class Core(Protocol):
 
     name: str
     """"native (avx2)", "native (portable)", "python": shown by status and version."""
-    drops: Mapping[str, int]
+
+    @property
+    def drops(self) -> Mapping[str, int]:
+        """Reasons with their counts since the start."""
 
     def add_peer(self, peer: int) -> None: ...
 

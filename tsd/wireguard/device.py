@@ -248,7 +248,7 @@ class WireGuard:
         if not self._is_fresh(peer, stamp, now):
             return
         peer.last_stamp = stamp
-        peer.initiation_received_at = peer.handshake_received_at = now
+        peer.initiation_received_at = now
         self._respond(peer, half, now)
         self._follow(peer, now, wall_ns)
 
@@ -294,7 +294,6 @@ class WireGuard:
             return
         keys = read_response(self._identity, pending, message, peer.psk)
         peer.pending = None
-        peer.handshake_received_at = now
         self._install(
             peer,
             pending.local_index,

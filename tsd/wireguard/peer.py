@@ -20,7 +20,6 @@ class Peer:
     __slots__ = (
         "attempts",
         "handle",
-        "handshake_received_at",
         "handshake_sent_at",
         "indexes",
         "initiation_received_at",
@@ -61,7 +60,6 @@ class Peer:
         self.warned_about_clock = False
         self.attempts = 0
         self.handshake_sent_at = -NEVER
-        self.handshake_received_at = -NEVER
         self.initiation_received_at = -NEVER
         self.last_handshake_wall_ns = 0
 

@@ -26,7 +26,8 @@ def settle_keepalive(peer: Peer) -> None:
 
 def _follow_unreplied(peer: Peer, activity: Activity) -> None:
     since = activity.first_unreplied_receive
-    if since > max(peer.handshake_sent_at, peer.unreplied_settled_at):
+    # A handshake message of ours is a reply too, but the core does not see it.
+    if since > peer.unreplied_settled_at and since >= peer.handshake_sent_at:
         if peer.keepalive_at == NEVER or peer.keepalive_is_extra:
             peer.keepalive_at = min(peer.keepalive_at, since + KEEPALIVE_TIMEOUT_S)
             peer.keepalive_is_extra = False
@@ -36,7 +37,7 @@ def _follow_unreplied(peer: Peer, activity: Activity) -> None:
 
 def _follow_unanswered(peer: Peer, activity: Activity, now: float, entropy: Entropy) -> None:
     since = activity.first_unanswered_send
-    if not since or since <= peer.handshake_received_at or not activity.has_current:
+    if not since or not activity.has_current:
         peer.new_handshake_at = NEVER
         peer.new_handshake_for = 0.0
         return

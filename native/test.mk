@@ -1,0 +1,44 @@
+# C tests of the native core, without Python: `make -f native/test.mk` from the root of the repository.
+# Plain and sanitized builds with every compiler that is there. PACKETS: size of the AEAD comparison.
+
+CORE := $(filter-out native/src/fd%.c,$(wildcard native/src/*.c))
+HEADERS := $(wildcard native/src/*.h native/tests/*.h)
+OUT ?= build/native-tests
+PACKETS ?= 1000000
+SANITIZED_PACKETS ?= 30000
+COMPILERS ?= $(foreach cc,gcc clang,$(if $(shell command -v $(cc)),$(cc)))
+WARN := -std=gnu11 -Wall -Wextra -Werror
+SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+
+.PHONY: all plain sanitized fuzz clean
+all: plain sanitized
+
+plain: $(foreach cc,$(COMPILERS),$(OUT)/$(cc)/test_aead $(OUT)/$(cc)/test_core)
+	@set -e; for cc in $(COMPILERS); do echo "== $$cc"; $(OUT)/$$cc/test_core; $(OUT)/$$cc/test_aead $(PACKETS); done
+
+sanitized: $(foreach cc,$(COMPILERS),$(OUT)/$(cc)-san/test_aead $(OUT)/$(cc)-san/test_core)
+	@set -e; for cc in $(COMPILERS); do echo "== $$cc, ASan and UBSan"; $(OUT)/$$cc-san/test_core; $(OUT)/$$cc-san/test_aead $(SANITIZED_PACKETS); done
+
+define build
+$(OUT)/$(1)/test_%: native/tests/test_%.c $(CORE) $(HEADERS)
+	@mkdir -p $$(@D)
+	$(1) $(WARN) -O3 -o $$@ $$< $(CORE) -ldl
+$(OUT)/$(1)-san/test_%: native/tests/test_%.c $(CORE) $(HEADERS)
+	@mkdir -p $$(@D)
+	$(1) $(WARN) $(SANITIZE) -o $$@ $$< $(CORE) -ldl
+endef
+$(foreach cc,$(COMPILERS),$(eval $(call build,$(cc))))
+
+# libFuzzer (clang). FUZZ_SECONDS each; new inputs stay in $(OUT)/corpus.
+FUZZ_SECONDS ?= 60
+FUZZERS := datagrams frames
+fuzz: $(foreach f,$(FUZZERS),$(OUT)/fuzz_$(f))
+	@set -e; for f in $(FUZZERS); do mkdir -p $(OUT)/corpus/$$f; \
+	  $(OUT)/fuzz_$$f -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -print_final_stats=1 $(OUT)/corpus/$$f native/fuzz/corpus/$$f 2>&1 | tail -12; done
+
+$(OUT)/fuzz_%: native/fuzz/fuzz_%.c $(CORE) $(HEADERS) native/fuzz/common.h
+	@mkdir -p $(@D)
+	clang $(WARN) $(SANITIZE) -fsanitize=fuzzer -o $@ $< $(CORE)
+
+clean:
+	rm -rf $(OUT)

@@ -17,7 +17,7 @@ USERSPACE_TUN = "userspace-networking"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`kind` is "userspace" or "linux"; `device` is the interface to make; `reason` says why a device was passed over."""
+    """`kind` is "userspace" or "linux"; `device` is the interface to make; `reason`: why not a device."""
 
     kind: str
     device: str = ""

@@ -1,0 +1,48 @@
+# make demo   a whole tailnet on this machine, in seconds (KEEP=1 leaves it running)
+# make test   every check: lint, types, layers, tests on both event loops
+# The rest: make venv, test-native, bench, fuzz, clean.
+
+.PHONY: demo test venv venv-dev test-native bench fuzz lint clean
+.DEFAULT_GOAL := venv
+
+VENV := .venv
+STAMP := $(VENV)/.made
+STAMP_DEV := $(VENV)/.made-dev
+NATIVE := native/CMakeLists.txt $(wildcard native/src/*.[ch] native/tsnative/*.pyx)
+
+demo: venv
+	@$(VENV)/bin/python examples/demo.py
+
+test: venv-dev
+	@packaging/test-tools.sh
+	@$(VENV)/bin/python tests/check.py $(ARGS)
+
+venv: $(STAMP)
+venv-dev: $(STAMP_DEV)
+
+$(STAMP): pyproject.toml $(NATIVE)
+	@packaging/venv.sh
+	@touch $@
+
+$(STAMP_DEV): $(STAMP)
+	@packaging/venv.sh dev
+	@touch $@
+
+lint: venv-dev
+	@$(VENV)/bin/python tests/check.py --lint-only
+
+# The C core under ASan and UBSan.
+test-native: venv-dev
+	@$(MAKE) --no-print-directory -f native/test.mk PYTHON=$(CURDIR)/$(VENV)/bin/python
+
+# Ratios against a peer measured in the same run; JSON in benchmarks/out/.
+bench: venv-dev
+	@$(VENV)/bin/python -m benchmarks $(ARGS)
+
+# Every parser for a while: make fuzz SECONDS=600
+SECONDS ?= 20
+fuzz: venv-dev
+	@$(VENV)/bin/python tests/fuzz/run.py --seconds=$(SECONDS) $(ARGS)
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/out

@@ -1,0 +1,100 @@
+"""`make test`: every check in one go; the last line counts the tests.
+
+1. ruff, mypy --strict, import-linter. 2. All tests on uvloop: those that only compute in parallel, those that need
+the machine (root, namespaces, third-party peers) one after the other. 3. The tests that depend on the event loop again
+on asyncio. Standard library only; exit code 1 when anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ALONE = "root or interop or peers"
+LINTS = (
+    ("ruff", ("ruff", "check", "-q", ".")),
+    ("ruff format", ("ruff", "format", "-q", "--check", ".")),
+    ("mypy --strict", ("mypy",)),
+    ("import-linter", ("lint-imports",)),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="run every check")
+    parser.add_argument("--lint-only", action="store_true")
+    parser.add_argument("--no-lint", action="store_true")
+    parser.add_argument("--soak", action="store_true", help="also the long runs")
+    parser.add_argument("paths", nargs="*", help="only these tests")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    broken = [] if options.no_lint else [name for name, command in LINTS if not lint(name, command)]
+    counts: Counter[str] = Counter()
+    began = time.monotonic()
+    if not options.lint_only:
+        broken += run_tests(options.paths or ["tests"], "" if options.soak else " and not soak", counts)
+    for name in broken:
+        print(f"FAILED: {name}")
+    if not options.lint_only:
+        print(
+            f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+            f" in {time.monotonic() - began:.0f} s"
+        )
+    return 1 if broken or counts["failed"] else 0
+
+
+def lint(name: str, command: tuple[str, ...]) -> bool:
+    program = Path(sys.executable).parent / command[0]
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True)
+    print(f"{name}: {'ok' if done.returncode == 0 else 'FAILED'}", flush=True)
+    if done.returncode != 0:
+        print(done.stdout + done.stderr, flush=True)
+    return done.returncode == 0
+
+
+def run_tests(paths: list[str], not_soak: str, counts: Counter[str]) -> list[str]:
+    workers = str(min(4, os.cpu_count() or 1))
+    runs: list[tuple[str, dict[str, str], list[str]]] = [
+        (
+            "tests on uvloop",
+            {"TSD_LOOP": "uvloop"},
+            ["-n", workers, "--dist=loadfile", "-m", f"not ({ALONE}){not_soak}"],
+        ),
+        ("tests that need the machine", {"TSD_LOOP": "uvloop"}, ["-m", f"({ALONE}){not_soak}"]),
+        (
+            "loop-sensitive tests on asyncio",
+            {"TSD_LOOP": "asyncio"},
+            ["-n", workers, "--dist=loadfile", "--loop-sensitive", "-m", f"not ({ALONE}){not_soak}"],
+        ),
+    ]
+    return [name for name, env, arguments in runs if not pytest(name, env, [*arguments, *paths], counts)]
+
+
+def pytest(name: str, env: dict[str, str], arguments: list[str], counts: Counter[str]) -> bool:
+    print(f"\n== {name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-rfEs", f"--junitxml={report}", *arguments]
+        code = subprocess.run(command, env={**os.environ, **env}).returncode
+        if report.exists():
+            count(report, counts)
+    # 5: nothing was selected, as with a path that has no such tests.
+    return code in (0, 5)
+
+
+def count(report: Path, counts: Counter[str]) -> None:
+    for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+        total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+        failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        counts.update(passed=total - skipped - failed, failed=failed, skipped=skipped)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -67,8 +67,8 @@ def run_transfer(pair: Pair, size: int, *, is_v6: bool = False, limit_s: float =
 @pytest.mark.parametrize("is_v6", [False, True])
 def test_clean_wire_fills_the_pipe(is_v6: bool) -> None:
     pair = Pair(Wire(1, delay_s=0.02, rate_bytes_s=12.5e6), Wire(2, delay_s=0.02))
-    took = run_transfer(pair, 8_000_000, is_v6=is_v6)
-    assert took < 1.3  # 0.64 s of wire time
+    took = run_transfer(pair, 4_000_000, is_v6=is_v6)
+    assert took < 0.9  # 0.32 s of wire time and a slow start
 
 
 @pytest.mark.parametrize(

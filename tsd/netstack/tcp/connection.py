@@ -158,7 +158,11 @@ class Connection(Receiver):
 
     def _answer_unacceptable(self, segment: Segment, seq: int, size: int, now: float) -> None:
         if self.state == c.SYN_RECEIVED and segment.flags & c.SYN:
-            self._send_syn(now)
+            if segment.flags & c.ACK:  # simultaneous open: the other SYN-ACK
+                self.ack_wanted = True
+                self._receive_ack(segment, seq, now)
+            else:
+                self._send_syn(now)
         elif segment.flags & c.SYN:
             self.challenge(now)
         else:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-from base64 import b64encode
-from typing import Any
-from urllib.parse import quote
 
 from tsctl import context as ctx
 from tsctl.client import Unreachable
@@ -13,11 +10,17 @@ from tsctl.goflags import DURATION, Command, Failure, Flag, Parsed
 from tsctl.risk import LOSE_SSH, confirm_lose_ssh
 from tsd.localapi.schema import NEEDS_LOGIN, RUNNING, STARTING, STATE_NAMES, STOPPED, WATCH_INITIAL_STATE
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 SWITCH_POLL_S = 0.1
 SWITCH_TIMEOUT_S = 60.0
 
 
 def _reason_header(parsed: Parsed) -> dict[str, str]:
+    from base64 import b64encode
+
     reason = parsed.text("reason")
     return {"X-Tailscale-Reason": b64encode(reason.encode()).decode()} if reason else {}
 
@@ -130,13 +133,19 @@ def _find(context: ctx.Context, word: str) -> tuple[dict[str, Any], dict[str, An
     raise Failure(f"No profile named {ctx.quoted(word)}; `tsctl switch --list` shows them")
 
 
+def _path_part(profile: dict[str, Any]) -> str:
+    from urllib.parse import quote
+
+    return quote(str(profile["ID"]), safe="")
+
+
 def _switch(context: ctx.Context, word: str) -> None:
     current, profile = _find(context, word)
     if profile.get("ID") == current.get("ID"):
         ctx.out(f"Already on account {ctx.quoted(word)}")
         return
     ctx.out(f"Switching to account {ctx.quoted(word)}")
-    context.client.call("POST", f"profiles/{quote(str(profile['ID']))}", b"", expect=(204,))
+    context.client.call("POST", f"profiles/{_path_part(profile)}", b"", expect=(204,))
     deadline = time.monotonic() + SWITCH_TIMEOUT_S
     while time.monotonic() < deadline:
         status = context.client.status(with_peers=False)
@@ -159,7 +168,7 @@ def _remove(context: ctx.Context, word: str) -> None:
     if profile.get("ID") == current.get("ID"):
         ctx.out(f"Already on account {ctx.quoted(word)}")
         return
-    context.client.call("DELETE", f"profiles/{quote(str(profile['ID']))}", expect=(204,))
+    context.client.call("DELETE", f"profiles/{_path_part(profile)}", expect=(204,))
 
 
 def wait_command(context: ctx.Context) -> Command:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-from typing import Any
-from urllib.parse import quote
-
 from tsctl import context as ctx
 from tsctl.client import ApiFailure
 from tsctl.goflags import Command, Failure, Flag, Parsed
 from tsctl.status import is_ip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def find_peer(status: dict[str, Any], name: str) -> dict[str, Any] | None:
@@ -39,6 +39,8 @@ def resolve(context: ctx.Context, word: str) -> tuple[str, dict[str, Any] | None
 
 
 def _ask_host_resolver(word: str) -> str:
+    import socket
+
     if word.replace(".", "").isdigit():
         raise Failure(f"{ctx.quoted(word)} is neither an IP address nor the name of a machine")
     try:
@@ -134,6 +136,8 @@ def whois_command(context: ctx.Context) -> Command:
 
 
 def _whois(context: ctx.Context, addr: str, proto: str) -> dict[str, Any]:
+    from urllib.parse import quote
+
     try:
         found = context.client.get(f"whois?proto={quote(proto, safe='')}&addr={quote(addr, safe='')}")
     except ApiFailure as failure:

@@ -1,20 +1,23 @@
 """HTTP/1.1 over the daemon's Unix socket, blocking, as little as tsctl needs. Works on tailscaled, too.
 
-One idle connection is kept and reused. No http.client: importing it costs more than a whole `tsctl ip`.
+One idle connection is kept and reused. Neither http.client nor socket: importing them costs more than the call.
 """
 
 from __future__ import annotations
 
+import _socket
 import errno
-import json
 import os
 import select
-import socket
 import time
-from typing import Any
 
+from tsctl import fastjson
 from tsctl.goflags import Failure
 from tsd.localapi.schema import CAPABILITY_VERSION, LOCALAPI_HOST, LOCALAPI_PREFIX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SYSTEM_SOCKET = "/run/tsd/tsd.sock"
 _REASONS = {
@@ -84,7 +87,7 @@ class Reply:
 
     def json(self) -> Any:
         try:
-            return json.loads(self.body)
+            return fastjson.loads(self.body)
         except ValueError:
             raise Failure("the daemon's answer is not JSON: is something else listening on this socket?") from None
 
@@ -93,7 +96,7 @@ class _Wire:
     """A connection with a read buffer."""
 
     def __init__(self, path: str) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.buffer = b""
         try:
             self.sock.connect(path)
@@ -164,7 +167,7 @@ class LocalClient:
         timeout_s: float | None = None,
     ) -> Reply:
         """One call; `name` is what follows /localapi/v0/. Raises Failure unless the status is expected."""
-        raw = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        raw = None if body is None else body if isinstance(body, bytes) else fastjson.dumps(body).encode()
         reply = self._exchange(method, name, raw, headers or {}, timeout_s)
         if reply.status not in expect:
             raise failure_of(reply)
@@ -240,8 +243,8 @@ class LocalClient:
             raise
         return LineStream(wire, is_chunked=headers.get("transfer-encoding", "").lower() == "chunked")
 
-    def dial(self, host: str, port: int, network: str = "tcp") -> tuple[socket.socket | None, bytes, str]:
-        """(socket, bytes already read, "") for a tailnet address, or (None, b"", "ip:port") to dial directly."""
+    def dial(self, host: str, port: int, network: str = "tcp") -> tuple[int, bytes, str]:
+        """(socket's fd, bytes already read, "") for a tailnet address, or (-1, b"", "ip:port") to dial directly."""
         wire = _Wire(self.path)
         headers = {
             "Connection": "upgrade",
@@ -254,14 +257,14 @@ class LocalClient:
             wire.sock.sendall(request_bytes("POST", "dial", b"", headers))
             status, found = wire.head()
             if status == 101:
-                return wire.sock, wire.buffer, ""
+                return wire.sock.detach(), wire.buffer, ""
             body = wire.exactly(int(found.get("content-length", "0")))
         except OSError as error:
             wire.close()
             raise Unreachable(self.path, error) from None
         wire.close()
         if status == 200 and found.get("dial-self") == "true":
-            return None, b"", found.get("dial-addr", "")
+            return -1, b"", found.get("dial-addr", "")
         raise failure_of(Reply(status, found, body))
 
 
@@ -283,7 +286,7 @@ def failure_of(reply: Reply) -> Failure:
     message = reply.body.decode("utf-8", "replace").strip()
     if message.startswith("{"):
         try:
-            found = json.loads(message)
+            found = fastjson.loads(reply.body)
         except ValueError:
             found = {}
         for key in ("Error", "error"):
@@ -321,7 +324,7 @@ class LineStream:
         if line is None:
             return None
         try:
-            value = json.loads(line)
+            value = fastjson.loads(line)
         except ValueError:
             raise Failure("a line of the notification stream is not JSON") from None
         return value if isinstance(value, dict) else {}

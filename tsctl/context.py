@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
 
+from tsctl import fastjson
 from tsctl.client import LocalClient
 from tsctl.goflags import Failure
 from tsd.localapi.schema import NEEDS_LOGIN, NEEDS_MACHINE_AUTH, RUNNING, STARTING, STOPPED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 PROGRAM = "tsctl"
 
@@ -36,7 +39,7 @@ def note(text: str = "") -> None:
 
 
 def to_json(value: object, indent: int | str | None = 2) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=False)
+    return fastjson.dumps(value, indent)
 
 
 def table(rows: Sequence[Sequence[str]], pad: int = 2, min_width: int = 0, *, pads_last: bool = False) -> list[str]:
@@ -104,4 +107,4 @@ def go_list(values: Sequence[object]) -> str:
 
 def quoted(text: str) -> str:
     """Like Go's %q for the names and addresses that occur here."""
-    return json.dumps(text, ensure_ascii=False)
+    return fastjson.quoted(text)

@@ -6,9 +6,11 @@ also taken after positional arguments (unless the command passes them on), becau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from tsd.localapi.schema import parse_bool, parse_duration
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 BOOL, TEXT, INT, DURATION = "bool", "text", "int", "duration"
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
-from urllib.parse import quote
 
 from tsctl import context as ctx
 from tsctl.goflags import Command, Failure, Flag, Parsed
 from tsd.localapi.schema import CAPABILITY_VERSION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def own_version() -> str:
@@ -101,6 +103,8 @@ def bugreport_command(context: ctx.Context) -> Command:
     def run(parsed: Parsed) -> None:
         if len(parsed.args) > 1:
             raise Failure("unknown arguments: the note must be one word or quoted")
+        from urllib.parse import quote
+
         query = [f"note={quote(parsed.args[0])}"] if parsed.args else []
         query += ["diagnose=true"] if parsed.flag("diagnose") else []
         sys.stdout.write(context.client.call("POST", f"bugreport?{'&'.join(query)}", b"").body.decode())

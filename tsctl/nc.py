@@ -39,8 +39,8 @@ def _connect(context: ctx.Context, host: str, port: int) -> tuple[socket.socket,
         sock, early, direct = context.client.dial(host, port)
     except ApiFailure as failure:
         raise Failure(f"cannot connect to {ctx.quoted(host)} port {port}: {failure.message}") from None
-    if sock is not None:
-        return sock, early
+    if sock >= 0:
+        return socket.socket(fileno=sock), early
     address, _, own_port = direct.rpartition(":")
     try:
         return socket.create_connection((address.strip("[]"), int(own_port)), 30.0), b""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from tsctl import context as ctx
 from tsctl.addresses import resolve
 from tsctl.goflags import DURATION, Command, Failure, Flag, Parsed, UsageError
 from tsctl.status import last_seen
 from tsd.localapi.schema import format_duration
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 INTERVAL_S = 1.0
 _FLAGS = (

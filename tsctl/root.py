@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
 
 from tsctl import context as ctx
 from tsctl.client import ApiFailure
 from tsctl.goflags import Command, Failure, Flag, HelpWanted, Parsed, UsageError, help_text, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # name -> (module, summary); the module has COMMANDS: dict[str, factory(Context) -> Command].
 TABLE = {
@@ -61,8 +63,7 @@ def load_command(name: str, context: ctx.Context) -> Command | None:
     module = TABLE[name][0] if name in TABLE else HIDDEN.get(name)
     if module is None:
         return None
-    factory = import_module(module).COMMANDS[name]
-    command = factory(context)
+    command = __import__(module, fromlist=["COMMANDS"]).COMMANDS[name](context)
     assert isinstance(command, Command)
     return command
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import time
-from typing import Any
 
 from tsctl import context as ctx
 from tsctl.goflags import Command, Failure, Flag, Parsed
 from tsd.localapi.schema import RUNNING, STARTING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MULLVAD_SUFFIX = "mullvad.ts.net."
 _FLAGS = (
@@ -178,17 +180,21 @@ def last_seen(peer: dict[str, Any]) -> str:
 
 
 def unix_time(stamp: str) -> float | None:
-    """Seconds of an RFC 3339 time; None for the zero time and for anything else."""
-    from datetime import datetime
-
-    if not stamp or stamp.startswith("0001-01-01"):
+    """Seconds of an RFC 3339 time in UTC; None for the zero time and for anything else."""
+    if not stamp or stamp.startswith("0001-01-01") or stamp[10:11] != "T":
         return None
-    head, dot, fraction = stamp.rstrip("Z").partition(".")
-    text = f"{head}.{fraction[:6].ljust(6, '0')}+00:00" if dot and stamp.endswith("Z") else stamp.replace("Z", "+00:00")
     try:
-        return datetime.fromisoformat(text).timestamp()
+        year, month, day = (int(part) for part in stamp[:10].split("-"))
+        hour, minute, second = (int(part) for part in stamp[11:19].split(":"))
     except ValueError:
         return None
+    return (_days(year, month, day) * 24 + hour) * 3600.0 + minute * 60 + second
+
+
+def _days(year: int, month: int, day: int) -> int:
+    """Days since 1970-01-01 in the Gregorian calendar, years counted from March so that the leap day comes last."""
+    year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
+    return year * 365 + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day - 719469
 
 
 def _print_health(status: dict[str, Any]) -> None:
@@ -214,6 +220,8 @@ def _print_funnel(context: ctx.Context) -> None:
 
 
 def is_ip(text: str) -> bool:
+    import ipaddress
+
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -70,6 +70,7 @@ class Call:
     daemon_uid: int
     connection: Connection
     common_headers: tuple[tuple[str, str], ...]
+    status_answer: Callable[[bool], Response]
     form: dict[str, str] = field(default_factory=dict)
     has_taken_over: bool = False
 

@@ -17,7 +17,7 @@ PIPE_BYTES = 65536
 
 
 async def status(call: Call) -> Response:
-    return pretty(call.backend.status(call.flag("peers", True)))
+    return call.status_answer(call.flag("peers", True))
 
 
 async def watch_ipn_bus(call: Call) -> Response | None:

@@ -26,6 +26,7 @@ from tsd.localapi.call import CHUNKED_FROM_BYTES, Call, Response, json_error, te
 from tsd.localapi.connection import Body, ClientGone, Connection
 from tsd.localapi.http1 import BadRequest, RequestHead, chunk, response_head
 from tsd.localapi.schema import CAPABILITY_VERSION, LOCALAPI_HOST, LOCALAPI_PREFIX
+from tsd.localapi.snapshots import StatusSnapshots
 from tsd.localapi.table import find_endpoint
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class LocalApiServer:
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         self._path: Path | None = None
         self._inode = 0
+        self._snapshots = StatusSnapshots()
         self._daemon_uid = os.geteuid()
         self._headers: tuple[tuple[str, str], ...] = API_HEADERS
         if version_header:
@@ -128,6 +130,8 @@ class LocalApiServer:
             refusal = _outer_check(head)
             if refusal is None:
                 call = self._call(connection, head, body, caller, await self._wait_backend(connection, head))
+                if head.method not in ("GET", "HEAD"):
+                    self._snapshots.forget()
                 response = await _dispatch(call)
             else:
                 response = refusal
@@ -196,7 +200,11 @@ class LocalApiServer:
             daemon_uid=self._daemon_uid,
             connection=connection,
             common_headers=self._headers,
+            status_answer=lambda with_peers: self._status(backend, with_peers),
         )
+
+    def _status(self, backend: LocalBackend, with_peers: bool) -> Response:
+        return self._snapshots.answer(backend, with_peers, asyncio.get_running_loop().time())
 
     def _send(self, connection: Connection, head: RequestHead | None, response: Response, *, keep_alive: bool) -> None:
         headers: list[tuple[str, str]] = list(response.headers)

@@ -144,7 +144,7 @@ def load_derp_map(path: Path) -> DERPMap:
 def parse_listen(text: str, flag: str, default_port: int) -> AddrPort:
     """`ADDRESS:PORT`, `:PORT` (all addresses) or `ADDRESS`. Raises `ConfigError`."""
     wanted = text.strip()
-    if wanted.startswith(":"):
+    if wanted.startswith(":") and wanted[1:].isdecimal():
         wanted = "0.0.0.0" + wanted
     elif wanted.startswith("localhost"):
         wanted = "127.0.0.1" + wanted.removeprefix("localhost")

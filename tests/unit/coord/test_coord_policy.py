@@ -26,7 +26,8 @@ FULL = """
     {"action": "accept", "proto": "icmp", "src": ["*"], "dst": ["*:*"]}, /* pings for all */
     {"action": "accept", "src": ["autogroup:member"], "dst": ["autogroup:self:*"]},
   ],
-  "grants": [{"src": ["tag:web"], "dst": ["tag:ci"], "ip": ["tcp:22", "udp:53"], "app": {"example.com/cap": [{"x": 1}]}}],
+  "grants": [{"src": ["tag:web"], "dst": ["tag:ci"], "ip": ["tcp:22", "udp:53"],
+              "app": {"example.com/cap": [{"x": 1}]}}],
   "ssh": [{"action": "accept", "src": ["group:dev"], "dst": ["tag:web"], "users": ["autogroup:nonroot", "root"]}],
   "nodeAttrs": [{"target": ["tag:web"], "attr": ["funnel"]}],
   "tests": [
@@ -40,7 +41,9 @@ FULL = """
 ALICE = UserRef("alice@tsd.internal", "alice")
 
 
-def node(node_id: int, user: UserRef | None = None, tags: tuple[str, ...] = (), routes: tuple[str, ...] = ()) -> Subject:
+def node(
+    node_id: int, user: UserRef | None = None, tags: tuple[str, ...] = (), routes: tuple[str, ...] = ()
+) -> Subject:
     return Subject(node_id, user, tags, (ip_address(f"100.64.0.{node_id}"),), tuple(map(ip_network, routes)))
 
 

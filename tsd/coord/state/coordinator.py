@@ -103,6 +103,9 @@ class Coordinator:
         """Take over what the node says about itself. A poll may carry less than a lite update does."""
         self.touch(node, moment)
         changed = replace(node, cap=request.version)
+        if node.id not in self.registry.online:
+            # Clients ignore a new disco key of an offline peer unless it was seen since.
+            changed = replace(changed, last_seen_ns=moment.wall_ns)
         disco = _disco_text(request.disco_key)
         if disco:
             changed = replace(changed, disco_key=disco)
@@ -273,7 +276,9 @@ def _difference(old: NodeRecord, new: NodeRecord) -> Change:
     if leveled[0] != leveled[1]:
         return Change.WHOLE
     moved = any(getattr(old, name) != getattr(new, name) for name in ("endpoints", "home_derp", "disco_key", "cap"))
-    return Change.PATH if moved else Change(0)
+    if moved:
+        return Change.PATH
+    return Change.ONLINE if old.last_seen_ns != new.last_seen_ns else Change(0)
 
 
 def _disco_text(text: str) -> str:

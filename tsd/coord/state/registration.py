@@ -278,11 +278,9 @@ class Registration:
         return next((node for node in candidates if node.user_id == grant.user_id), None)
 
     def _renewed(self, old: NodeRecord, request: RegisterRequest, grant: Grant) -> NodeRecord:
-        is_rotated = old.node_key != request.node_key
         return replace(
             old,
             node_key=request.node_key,
-            disco_key="" if is_rotated else old.disco_key,
             user_id=grant.user_id,
             tags=grant.tags,
             ephemeral=grant.ephemeral or request.ephemeral,

@@ -1,0 +1,203 @@
+"""Deltas add up to the full map, whatever happens in whatever order; and one change costs one change."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.coordsim import Client, Tailnet
+from tsd.netmap.netmap import Netmap
+
+GROUPS = """{"groups": {"group:g": ["alice@"]}, "tagOwners": {"tag:web": []}, "acls": [
+  {"action": "accept", "src": ["group:g"], "dst": ["tag:web:80", "bob@:22"]}]}"""
+MIXED = """{"tagOwners": {"tag:web": ["alice@", "bob@"]}, "acls": [
+  {"action": "accept", "src": ["autogroup:member"], "dst": ["autogroup:self:*", "10.0.0.0/9:443"]},
+  {"action": "accept", "src": ["tag:web", "100.64.0.2"], "dst": ["autogroup:tagged:*"]}],
+  "autoApprovers": {"routes": {"10.0.0.0/8": ["tag:web"]}},
+  "ssh": [{"action": "accept", "src": ["alice@"], "dst": ["tag:web"], "users": ["root"]}]}"""
+POLICIES = ("{}", '{"acls": []}', GROUPS, MIXED)
+
+ROUTES = ((), ("10.0.0.0/24",), ("10.0.0.0/24", "10.1.0.0/16"), ("0.0.0.0/0", "::/0"))
+ENDPOINTS = ((), ("192.0.2.1:1",), ("192.0.2.1:1", "198.51.100.1:2"))
+
+small = st.integers(0, 7)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), st.sampled_from(["alice", "bob", "tagged", "guest"])),
+        st.tuples(st.sampled_from(["hang_up", "poll", "delete", "expire", "disco", "rotate", "logout"]), small),
+        st.tuples(st.just("endpoints"), small, st.sampled_from(ENDPOINTS)),
+        st.tuples(st.just("region"), small, st.integers(0, 3)),
+        st.tuples(st.just("routes"), small, st.sampled_from(ROUTES)),
+        st.tuples(st.just("approve"), small, st.sampled_from(ROUTES)),
+        st.tuples(st.just("rename"), small, st.sampled_from(["x", "y", ""])),
+        st.tuples(st.just("hostname"), small, st.sampled_from(["x", "Zed's", "n1"])),
+        st.tuples(st.just("policy"), st.sampled_from(POLICIES)),
+        st.tuples(st.just("run"), st.sampled_from([0.01, 0.1, 7.0, 130.0])),
+    ),
+    max_size=40,
+)
+
+
+class World:
+    def __init__(self) -> None:
+        self.net = Tailnet()
+        self.clients: list[Client] = []
+        self.keys = {
+            "alice": self.net.auth_key(user="alice", reusable=True, expiry_s=None),
+            "bob": self.net.auth_key(user="bob", reusable=True, expiry_s=None),
+            "tagged": self.net.auth_key(tags=("tag:web",), reusable=True, expiry_s=None),
+            "guest": self.net.auth_key(user="bob", ephemeral=True, reusable=True, expiry_s=None),
+        }
+        self.watchers = [self.join("alice"), self.join("tagged")]
+
+    def join(self, kind: str) -> Client:
+        client = self.net.join(f"n{len(self.clients)}", self.keys[kind])
+        client.kind = kind  # type: ignore[attr-defined]
+        self.clients.append(client)
+        return client
+
+    def step(self, kind: str, *rest: Any) -> None:
+        if kind == "join":
+            self.join(rest[0])
+        elif kind == "policy":
+            self.net.admin.set_policy(rest[0], self.net.moment())
+            self.net.drain()
+        elif kind == "run":
+            self.net.run(rest[0])
+        else:
+            client = self.clients[rest[0] % len(self.clients)]
+            record = client.record
+            if record is not None and not (client in self.watchers and kind in ("hang_up", "delete", "logout")):
+                getattr(self, f"do_{kind}")(client, str(record.id), *rest[1:])
+                self.net.drain()
+
+    def do_hang_up(self, client: Client, _node: str) -> None:
+        client.hang_up()
+
+    def do_poll(self, client: Client, _node: str) -> None:
+        if client.session in self.net.clients:
+            client.hang_up()
+        client.poll()
+
+    def do_delete(self, _client: Client, node: str) -> None:
+        self.net.admin.delete(node, self.net.moment())
+
+    def do_expire(self, _client: Client, node: str) -> None:
+        self.net.admin.expire(node, self.net.moment())
+
+    def do_logout(self, client: Client, _node: str) -> None:
+        client.register(expiry="1970-01-01T00:02:03Z")
+
+    def do_disco(self, client: Client, _node: str) -> None:
+        client.new_disco_key()
+        client.update(endpoints=ENDPOINTS[1])
+
+    def do_rotate(self, client: Client, _node: str) -> None:
+        client.new_node_key()
+        client.register(self.keys[client.kind])  # type: ignore[attr-defined]
+
+    def do_endpoints(self, client: Client, _node: str, endpoints: tuple[str, ...]) -> None:
+        client.update(endpoints=endpoints)
+
+    def do_region(self, client: Client, _node: str, region: int) -> None:
+        client.update(endpoints=ENDPOINTS[1], region=region)
+
+    def do_routes(self, client: Client, _node: str, routes: tuple[str, ...]) -> None:
+        client.update(endpoints=ENDPOINTS[1], routable_ips=routes)
+
+    def do_approve(self, _client: Client, node: str, routes: tuple[str, ...]) -> None:
+        self.net.admin.approve_routes(node, routes, self.net.moment())
+
+    def do_rename(self, _client: Client, node: str, name: str) -> None:
+        if self.net.coordinator.registry.by_label.get(name) is None:
+            self.net.admin.rename(node, name, self.net.moment())
+
+    def do_hostname(self, client: Client, _node: str, name: str) -> None:
+        client.update(endpoints=ENDPOINTS[1], hostname=name)
+
+
+def seen(netmap: Netmap) -> dict[str, Any]:
+    """What counts of a map; how it was told does not."""
+    peers = {
+        node_id: msgspec.structs.replace(
+            node,
+            legacy_derp="",
+            last_seen=None if node.online else node.last_seen,
+            hostinfo_raw=msgspec.Raw(b""),
+        )
+        for node_id, node in netmap.peers.items()
+    }
+    own = msgspec.structs.replace(netmap.self_node, hostinfo_raw=msgspec.Raw(b""), cap=0)
+    hosts = {node_id: node.hostinfo for node_id, node in netmap.peers.items()}
+    users = {user: netmap.users[user] for user in {node.user for node in netmap.peers.values()}}
+    rules = {name: netmap.filters[name] for name in sorted(netmap.filters) if netmap.filters[name]}
+    ssh = netmap.ssh_policy.rules if netmap.ssh_policy is not None else ()
+    return {"peers": peers, "self": own, "hosts": hosts, "users": users, "rules": rules, "ssh": ssh or ()}
+
+
+@settings(max_examples=120, deadline=None)
+@given(steps)
+def test_deltas_add_up_to_the_full_map(todo: list[tuple[Any, ...]]) -> None:
+    world = World()
+    for one in todo:
+        world.step(*one)
+    world.net.settle()
+    for watcher in world.watchers:
+        fresh = Client(world.net, "fresh")
+        fresh.machine, fresh.node_key, fresh.disco_key = watcher.machine, watcher.node_key, watcher.disco_key
+        fresh.poll()
+        world.net.settle()
+        told = watcher.netmap
+        assert told is not None and fresh.netmap is not None
+        assert seen(told) == seen(fresh.netmap)
+        fresh.hang_up()
+
+
+def tailnet_of(count: int) -> tuple[Tailnet, Client, Client]:
+    net = Tailnet()
+    key = net.auth_key(reusable=True)
+    for number in range(count):
+        net.join(f"n{number}", key, poll=False)
+    watcher, changing = net.join("watcher", key), net.join("changing", key)
+    changing.update(endpoints=("192.0.2.1:1",))
+    net.settle()
+    return net, watcher, changing
+
+
+def cost_of_changes(count: int) -> tuple[float, int, int]:
+    """Seconds for 50 changes, bytes of the largest frame, fragments of nodes built."""
+    net, watcher, changing = tailnet_of(count)
+    built = net.coordinator.sessions.fragments_built
+    watcher.raw_frames.clear()
+    best_s = 1e9
+    for attempt in range(3):
+        start = time.perf_counter()
+        for number in range(50):
+            changing.update(endpoints=(f"192.0.2.9:{1000 * attempt + number + 1}",))
+            net.settle()
+        best_s = min(best_s, time.perf_counter() - start)
+    assert len(watcher.raw_frames) == 150
+    return best_s, max(map(len, watcher.raw_frames)), net.coordinator.sessions.fragments_built - built
+
+
+def test_one_change_costs_one_change_also_among_1000_nodes() -> None:
+    small_s, small_bytes, _ = cost_of_changes(10)
+    large_s, large_bytes, built = cost_of_changes(1000)
+    assert built == 0, "a patch builds no node"
+    assert large_bytes <= small_bytes + 8 and large_bytes < 500
+    assert large_s < 3 * small_s + 0.05, (small_s, large_s)
+
+
+def test_a_new_node_among_1000_is_told_as_one_node() -> None:
+    net, watcher, _ = tailnet_of(1000)
+    watcher.raw_frames.clear()
+    saves = net.saves
+    net.join("another", poll=False)
+    net.settle()
+    (frame,) = watcher.raw_frames
+    assert len(frame) < 1500
+    assert net.saves - saves <= 4

@@ -1,0 +1,457 @@
+"""One engine: an account, a tailnet, a plane and the reach of this host, wired together.
+
+Everything runs on one loop. The engine knows its hull only through `tsd.hull`; who builds the hull, serves the
+LocalAPI or the proxies is the daemon's business. Several engines may live in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.base.clock import Clock
+from tsd.base.entropy import Entropy
+from tsd.base.errors import DecodeError, TsdError
+from tsd.base.keys import DiscoPrivate, DiscoPublic, MachinePrivate, NodePrivate
+from tsd.dataplane.pump import Core
+from tsd.engine import hostinfo
+from tsd.engine.account import Account, ControlLink
+from tsd.engine.bus import NotifyBus
+from tsd.engine.control import ControlSession, SelfReport
+from tsd.engine.dialer import Dialer
+from tsd.engine.health import Health
+from tsd.engine.peerapi import Caller, PeerApi
+from tsd.engine.peers import Peer
+from tsd.engine.pings import DiscoReply, Pings
+from tsd.engine.plane import Plane, PlaneEvents, PlaneOptions
+from tsd.engine.prefs import Prefs
+from tsd.engine.profiles import Profiles
+from tsd.engine.reach import Reach, ReachEvents
+from tsd.engine.resolver import Resolver
+from tsd.engine.sockets import OpenUdp
+from tsd.engine.states import State
+from tsd.engine.tailnet import Tailnet
+from tsd.hull import Frame, Hull, Stream
+from tsd.tailcfg.derpmap import DERPRegion
+from tsd.tailcfg.mapping import PingResponse
+from tsd.tailcfg.mapresponse import MapResponse
+from tsd.tailcfg.register import RegisterResponse
+from tsd.transport.control import ControlClient
+from tsd.transport.derp import DerpOptions
+from tsd.transport.dial import Dial
+from tsd.wireguard.tai64n import Tai64nSource
+
+log = logging.getLogger(__name__)
+
+TAI64N_KEY = "_tsd-tai64n"
+TAI64N_STRIDE_NS = 3600 * 10**9
+PING_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class EngineOptions:
+    """What the daemon (or a test) decides for an engine; frozen in spirit once it started."""
+
+    version: str
+    hull: Hull
+    clock: Clock
+    entropy: Entropy
+    new_core: Callable[[], Core]
+    open_udp: OpenUdp
+    derp: Callable[[NodePrivate], DerpOptions]
+    resolve_host: Callable[[str], Any]
+    measure_https: Callable[[DERPRegion], Any]
+    control_dial: Dial | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    wanted_port: int = 0
+    is_ephemeral: bool = False
+    never_direct_udp: bool = False
+    always_use_derp: bool = False
+    write_keylog: Callable[[str], None] | None = None
+    facts: hostinfo.HostFacts | None = None
+    store_error: str = ""
+
+
+class Engine:
+    """Start it once; `close` undoes everything."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self._clock = options.clock
+        self._hull = options.hull
+        self.facts = options.facts or hostinfo.HostFacts.read()
+        self.health = Health(self._clock, self._on_health)
+        self.bus = NotifyBus(options.version, options.entropy)
+        self.profiles = Profiles(options.hull.store, options.entropy, self._clock)
+        self.account = Account(
+            self.profiles, self.bus, self.health, self, self._clock, options.entropy, is_ephemeral=options.is_ephemeral
+        )
+        self.disco_private = DiscoPrivate.generate(options.entropy)
+        self.tailnet = Tailnet(self)
+        self.dialer = Dialer(options.hull.net, self)
+        self.resolver = Resolver(self.dialer)
+        self.pings = Pings(self, self._clock, options.entropy)
+        self.peerapi = PeerApi(options.hull.net, self, options.entropy)
+        self.reach = Reach(
+            open_udp=options.open_udp,
+            wanted_port=options.wanted_port,
+            underlay=options.hull.underlay,
+            links=options.hull.links,
+            clock=self._clock,
+            entropy=options.entropy,
+            resolve=options.resolve_host,
+            measure_https=options.measure_https,
+            events=ReachEvents(self.report_self, self._on_home, self._on_link, self._on_socket_problem),
+            never_direct_udp=options.never_direct_udp,
+        )
+        self.plane: Plane | None = None
+        self.control: ControlSession | None = None
+        self.is_control_connected = False
+        self.control_error = ""
+        self._tai64n = Tai64nSource(self._stored_tai64n())
+        self._tai64n_stored_ns = self._tai64n.last_ns
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._health_timer: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self.on_state: Callable[[State], None] = lambda state: None
+        self.c2n_handlers: dict[str, Any] = {}
+
+    # --- life
+
+    async def start(self) -> None:
+        """Returns when LocalAPI requests can be answered; logging in goes on in the background."""
+        if self.options.store_error:
+            self.account.is_store_healthy = False
+            self.health.set("state-store-health", error=self.options.store_error)
+        self.reach.open()
+        self.account.begin()
+
+    async def close(self) -> None:
+        """Stop everything; an ephemeral node logs out first."""
+        if self.account.is_ephemeral and self.control is not None and self.account.has_node_key:
+            await self.control.logout()
+        self.account.close()
+        self._drop_plane()
+        self.reach.close()
+        self.bus.close()
+        for timer in (self._health_timer, self._expiry_timer):
+            if timer is not None:
+                timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        self._hull.close()
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- AccountHost
+
+    def open_control(self, url: str, machine_key: MachinePrivate, prefs: Prefs) -> ControlLink:
+        client = ControlClient(
+            url,
+            machine_key,
+            entropy=self.options.entropy,
+            clock=self._clock,
+            environ=self.options.environ,
+            dial=self.options.control_dial,
+        )
+        persist = prefs.persist
+        lock_key = persist.network_lock_key.public() if persist is not None and persist.network_lock_key else None
+        self.control = ControlSession(
+            client,
+            self,
+            report=self._self_report(),
+            entropy=self.options.entropy,
+            lock_key=lock_key,
+            known_node_key=prefs.node_key,
+            is_ephemeral=self.account.is_ephemeral,
+            c2n_handlers=self.c2n_handlers,
+            pinger=self._ping_for_control,
+        )
+        return self.control
+
+    def enter_state(self, old: State, new: State) -> None:
+        if new.is_configured and not old.is_configured:
+            self._raise_plane()
+        elif not new.is_configured and old.is_configured:
+            self._drop_plane()
+        self.health.set_if("wantrunning-false", new is State.STOPPED)
+        self.on_state(new)
+
+    def prefs_changed(self, old: Prefs, new: Prefs) -> None:
+        self.tailnet.prefs_changed(new)
+        self.report_self()
+
+    def identity_changed(self) -> None:
+        self._drop_plane()
+        self.tailnet.clear()
+        self.control = None
+        self.is_control_connected = False
+
+    def live_counts(self) -> tuple[int, int]:
+        return self.tailnet.session_count(), 1 if self.reach.home else 0
+
+    # --- ControlEvents
+
+    def on_auth_url(self, url: str) -> None:
+        self.account.on_auth_url(url)
+
+    def on_login_done(self, response: RegisterResponse, node_key: NodePrivate) -> None:
+        old_key = self.plane.node_private if self.plane is not None else None
+        self.account.on_registered(response, node_key)
+        if old_key is not None and old_key != node_key:
+            self._drop_plane()
+            if self.account.state.is_configured:
+                self._raise_plane()
+                self.tailnet.refill()
+
+    def on_map(self, message: MapResponse, is_first: bool) -> None:
+        self.tailnet.apply(message, is_first)
+        self._arm_expiry()
+
+    def on_error(self, text: str, is_refusal: bool) -> None:
+        self.control_error = text
+        if is_refusal:
+            self.account.on_refused(text)
+        else:
+            self.health.set_if("tls-connection-failed", False)
+            self.health.set_if("not-in-map-poll", bool(text), error=text)
+
+    def on_connected(self, is_connected: bool) -> None:
+        self.is_control_connected = is_connected
+        if is_connected:
+            self.health.clear("not-in-map-poll")
+        self.account.update_state()
+
+    def on_pop_browser(self, url: str) -> None:
+        self.bus.publish({"BrowseToURL": url})
+
+    # --- plane
+
+    def _raise_plane(self) -> None:
+        node_key = self.account.node_key
+        if node_key is None or self.plane is not None:
+            return
+        options = PlaneOptions(
+            clock=self._clock,
+            entropy=self.options.entropy,
+            new_core=self.options.new_core,
+            tai64n=self._tai64n,
+            disco_private=self.disco_private,
+            derp=self.options.derp,
+            never_direct_udp=self.options.never_direct_udp,
+            always_use_derp=self.options.always_use_derp,
+            write_keylog=self.options.write_keylog,
+        )
+        told = PlaneEvents(
+            on_endpoints_wanted=self.reach.look,
+            on_rebind_wanted=self.reach.rebind,
+            on_relay=self._on_relay,
+            on_relay_health=self._on_relay_health,
+            on_session=self._on_session,
+            on_handshake_sent=self._store_tai64n,
+        )
+        self.plane = plane = Plane(node_key, options, self.tailnet.peers, self.reach.sockets, told)
+        plane.datapath.intercept = self.pings.intercept
+        plane.wireguard.priority_message = self.tailnet.priority_message
+        plane.datapath.attach(self._hull.tun)
+        self.reach.set_plane(plane)
+        self.tailnet.refill()
+
+    def _drop_plane(self) -> None:
+        if self.plane is None:
+            return
+        plane, self.plane = self.plane, None
+        self.reach.set_plane(None)
+        self._hull.tun.attach(lambda frames: None)
+        plane.close()
+        self.tailnet.unplug()
+
+    def _on_session(self, peer: Peer) -> None:
+        self.reach.note_traffic()
+        if self.account.state is State.STARTING:
+            self.account.update_state()
+
+    def _on_relay(self, region: int, is_connected: bool, reason: str) -> None:
+        if region == self.reach.home:
+            self.health.set_if("no-derp-connection", not is_connected, derp_region_id=region, derp_region_name=region)
+            if not is_connected:
+                self.reach.relay_lost(region)
+
+    def _on_relay_health(self, region: int, text: str) -> None:
+        self.health.set_if("derp-region-error", bool(text), derp_region_id=region, error=text)
+
+    def _on_home(self, region: int) -> None:
+        self.health.set_if("no-derp-home", region == 0)
+        self.account.update_state()
+        self.report_self()
+
+    def _on_link(self, state: Any) -> None:
+        self.health.set_if("network-status", not state.is_up)
+        if state.is_up and self.control is not None:
+            self.control.retry_now()
+
+    def _on_socket_problem(self, text: str) -> None:
+        self.health.set_if("no-udp4-bind", bool(text), error=text)
+
+    # --- telling control about us
+
+    def report_self(self) -> None:
+        if self.control is not None:
+            self.control.update(self._self_report())
+
+    def _self_report(self) -> SelfReport:
+        machine = self.profiles.machine_key().public()
+        info = hostinfo.build(
+            self.facts,
+            self.account.prefs,
+            machine,
+            self.options.version,
+            is_userspace=self._hull.tun.is_userspace,
+            peerapi_ports=self.peerapi.ports,
+            net_info=self.reach.net_info if self.reach.home else None,
+        )
+        endpoints = tuple((str(e.address), int(e.kind)) for e in self.reach.endpoints)
+        return SelfReport(info, self.disco_private.public(), endpoints)
+
+    async def _ping_for_control(self, ip: str, kind: str) -> PingResponse:
+        result = await self.ping(ip, kind)
+        return PingResponse(
+            type=kind,
+            ip=ip,
+            node_ip=result["NodeIP"],
+            node_name=result["NodeName"],
+            err=result["Err"],
+            latency_seconds=result["LatencySeconds"],
+            endpoint=result["Endpoint"],
+            derp_region_id=result["DERPRegionID"],
+            derp_region_code=result["DERPRegionCode"],
+            is_local_ip=bool(result.get("IsLocalIP")),
+        )
+
+    async def ping(self, ip: str, kind: str, size: int = 0) -> dict[str, Any]:
+        """PingResult as JSON; waits without limit for the answer. Raises TsdError for an address that is none."""
+        try:
+            address = parse_ip(ip)
+        except DecodeError:
+            raise TsdError(f"not an IP address: {ip!r}") from None
+        return await self.pings.ping(address, kind, size)
+
+    # --- health and time
+
+    def _on_health(self) -> None:
+        self.bus.publish({"Health": self.health.state()})
+        if self._health_timer is not None:
+            self._health_timer.cancel()
+            self._health_timer = None
+        at = self.health.next_deadline()
+        if at is not None:
+            delay_s = max(at - self._clock.now(), 0.0) + 0.01
+            self._health_timer = asyncio.get_running_loop().call_later(delay_s, self._on_health_timer)
+
+    def _on_health_timer(self) -> None:
+        self._health_timer = None
+        self.health.on_deadline()
+        self._on_health()
+
+    def _arm_expiry(self) -> None:
+        """Keys expire by the clock, without a message from control."""
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+            self._expiry_timer = None
+        netmap = self.tailnet.netmap
+        at_ns = netmap.next_expiry_ns(self._clock.wall_ns()) if netmap is not None else None
+        if at_ns is not None:
+            delay_s = min(max((at_ns - self._clock.wall_ns()) / 1e9, 0.0) + 0.05, 86400.0)
+            self._expiry_timer = asyncio.get_running_loop().call_later(delay_s, self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._expiry_timer = None
+        self.account.update_state()
+        self.tailnet.expire_peers()
+        self._arm_expiry()
+
+    def _stored_tai64n(self) -> int:
+        """When the clock went back, stamps that were given out after the last write must be jumped over too."""
+        raw = self._hull.store.get(TAI64N_KEY)
+        stored_ns = int(raw) if raw and raw.isdigit() else 0
+        return stored_ns if self._clock.wall_ns() >= stored_ns else stored_ns + TAI64N_STRIDE_NS
+
+    def _store_tai64n(self) -> None:
+        """At most once an hour, to spare flash memory."""
+        if self._tai64n.last_ns < self._tai64n_stored_ns + TAI64N_STRIDE_NS and self._tai64n_stored_ns:
+            return
+        self._tai64n_stored_ns = self._tai64n.last_ns
+        try:
+            self._hull.store.put(TAI64N_KEY, str(self._tai64n.last_ns).encode())
+        except TsdError as err:
+            self.health.set("state-store-write", error=err)
+
+    # --- PingHost, NameSource, PeerApiHost
+
+    def peer_for(self, ip: IPAddress) -> Peer | None:
+        return self.tailnet.peer_for(ip)
+
+    def is_own(self, ip: IPAddress) -> bool:
+        return ip in self.tailnet.own_addresses
+
+    def is_overlay(self, ip: IPAddress) -> bool:
+        return self.tailnet.is_routed(ip)
+
+    def own_address_for(self, ip: IPAddress) -> IPAddress | None:
+        return next((own for own in self.tailnet.own_addresses if own.version == ip.version), None)
+
+    def own_addresses(self) -> list[IPAddress]:
+        return list(self.tailnet.own_addresses)
+
+    def is_expired(self, peer: Peer) -> bool:
+        return peer.node.is_expired(self._clock.wall_ns())
+
+    def derp_code(self, region: int) -> str:
+        found = self.reach.derp_map.region(region)
+        return found.region_code if found is not None else ""
+
+    def send(self, frames: list[Frame]) -> None:
+        if self.plane is not None:
+            self.plane.datapath.send(frames)
+
+    def disco_ping(self, peer: Peer, size: int) -> asyncio.Future[DiscoReply]:
+        if self.plane is None:
+            raise TsdError("not running")
+        self.reach.note_traffic()
+        return self.plane.disco_ping(peer, size)
+
+    async def connect(self, remote: AddrPort) -> Stream:
+        return await self._hull.net.connect(remote)
+
+    def own_peerapi_port(self, ip: IPAddress) -> int:
+        return self.peerapi.ports.get(ip, 0)
+
+    def learn_disco_key(self, handle: int, disco_key: DiscoPublic) -> None:
+        self.tailnet.learn_disco_key(handle, disco_key)
+
+    def tailnet_addresses(self, name: str) -> list[IPAddress]:
+        return self.resolver.lookup(name)
+
+    async def resolve_upstream(self, name: str) -> list[IPAddress]:
+        """Split-DNS names by their upstream, everything else by the host."""
+        if self.resolver.upstreams_for(name) and self.tailnet.wants_own_dns:
+            return await self.resolver.addresses(name)
+        found: list[IPAddress] = await self.options.resolve_host(name)
+        return found
+
+    def self_name(self) -> str:
+        node = self.account.self_node
+        return node.name.rstrip(".") if node is not None else self.facts.hostname
+
+    def identify(self, source: IPAddress) -> Caller | None:
+        return self.tailnet.identify(source)
+
+    async def resolve_dns(self, query: bytes) -> bytes:
+        return await self.resolver.query(query)

@@ -1,0 +1,358 @@
+"""The tailnet as control describes it, and what follows from it for plane, host, filter and names.
+
+`apply` is the only way in for the netmap: peers go and come first, then the filter, the relay map, the host's
+routing and names, then the watchers of the bus. A step that fails becomes a health warning; the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from tsd.base.addr import AddrPort, IPAddress, IPPrefix, parse_ip
+from tsd.base.errors import DecodeError, HullError
+from tsd.base.keys import DiscoPublic
+from tsd.base.log import fields
+from tsd.engine.peerapi import Caller
+from tsd.engine.peers import Peer, PeerTable, node_addresses
+from tsd.engine.prefs import Prefs, UserProfile
+from tsd.engine.profiles import NetworkProfile
+from tsd.engine.status import go_node
+from tsd.filter.filter import PacketFilter
+from tsd.filter.rules import matches_from_rules
+from tsd.magicsock.types import PeerPaths
+from tsd.netmap.netmap import Diff, Netmap, apply
+from tsd.packet import tsmp
+from tsd.routes.derive import Plan, RouteWishes, derive, peer_prefixes
+from tsd.tailcfg.mapresponse import MapResponse
+from tsd.tailcfg.node import Node
+
+if TYPE_CHECKING:
+    from tsd.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+DNS_PORT = 53
+
+
+def wishes_of(prefs: Prefs) -> RouteWishes:
+    """The prefs that routing and names depend on."""
+    return RouteWishes(
+        accept_routes=prefs.route_all,
+        accept_dns=prefs.corp_dns,
+        exit_node_id=prefs.exit_node_id,
+        exit_node_ip=prefs.exit_node_ip,
+        exit_node_allow_lan=prefs.exit_node_allow_lan_access,
+        advertise_routes=prefs.advertise_routes,
+        shields_up=prefs.shields_up,
+        snat_subnet_routes=not prefs.no_snat,
+        stateful_filtering=prefs.no_stateful_filtering is False,
+        netfilter_mode=prefs.netfilter_mode,
+    )
+
+
+class Tailnet:
+    """Netmap, peers and the plan that follows from them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.netmap: Netmap | None = None
+        self.peers = PeerTable()
+        self.plan = Plan()
+        self.own_addresses: tuple[IPAddress, ...] = ()
+        self.filter = PacketFilter((), ())
+        self.filter.own_disco_key = engine.disco_private.public().raw
+        self.jailed_filter = PacketFilter((), ())
+        self._advertised_disco: dict[int, DiscoPublic] = {}
+
+    # --- reading
+
+    @property
+    def wants_own_dns(self) -> bool:
+        return self._engine.account.prefs.corp_dns and self.netmap is not None
+
+    def peer_for(self, ip: IPAddress) -> Peer | None:
+        """The peer that an address routes to."""
+        direct = self.peers.by_address(ip)
+        if direct is not None or self._engine.plane is None:
+            return direct
+        handle = self._engine.plane.core.route(ip.packed)
+        return self.peers.by_handle(handle) if handle is not None else None
+
+    def is_routed(self, ip: IPAddress) -> bool:
+        return self.peer_for(ip) is not None
+
+    def session_count(self) -> int:
+        plane = self._engine.plane
+        if plane is None:
+            return 0
+        return sum(1 for peer in self.peers if plane.wireguard.last_handshake_wall_ns(peer.handle))
+
+    def user_of(self, node: Node) -> UserProfile | None:
+        profile = self.netmap.users.get(node.user) if self.netmap is not None else None
+        if profile is None:
+            return None
+        return UserProfile(profile.id, profile.login_name, profile.display_name, profile.profile_pic_url)
+
+    def identify(self, source: IPAddress) -> Caller | None:
+        """Who sends from an overlay address, for PeerAPI."""
+        peer = self.peers.by_address(source)
+        own = self._engine.account.self_node
+        if peer is None or own is None:
+            return None
+        user = self.user_of(peer.node)
+        is_same_user = peer.node.user == own.user and not peer.node.tags and not own.tags
+        any_address = parse_ip("0.0.0.0") if source.version == 4 else parse_ip("2000::")
+        may_use_dns = is_same_user or self.filter.check(source, any_address, DNS_PORT)
+        login = user.login_name if user is not None else ""
+        return Caller(peer.node.name.rstrip("."), login, is_same_user, may_use_dns)
+
+    def priority_message(self, handle: int) -> bytes | None:
+        """First packet of each session: our disco key, so that a peer with an old netmap finds us."""
+        peer = self.peers.by_handle(handle)
+        if peer is None or peer.node.is_wireguard_only:
+            return None
+        for ip in peer.addresses:
+            own = self._engine.own_address_for(ip)
+            if own is not None:
+                disco_key = self._engine.disco_private.public()
+                return tsmp.disco_advertisement(own.packed, ip.packed, disco_key)
+        return None
+
+    # --- changing
+
+    def apply(self, message: MapResponse, is_first: bool) -> None:
+        """One message of the map stream. Raises ProtocolError for a first one without our own node."""
+        if message.keep_alive and message.node is None:
+            return
+        wall_ns = self._engine.options.clock.wall_ns()
+        old = self.netmap
+        new, diff = apply(old, message, wall_ns=wall_ns, is_first=is_first)
+        if diff.is_empty:
+            return
+        self.netmap = new
+        self._apply_peers(new, diff)
+        if diff.self_node or old is None:
+            self._apply_self(new)
+        if diff.derp_map and new.derp_map is not None:
+            self._engine.reach.set_derp_map(new.derp_map)
+        needs_plan = diff.self_node or diff.dns or bool(diff.added or diff.changed or diff.removed)
+        if needs_plan:
+            self._apply_plan()
+        if needs_plan or diff.filters:
+            self._apply_filter()
+        if diff.health:
+            self._apply_health(new)
+        self._tell(new, diff)
+        self._engine.account.update_state()
+        if self._engine.plane is not None:
+            self._engine.plane.driver.kick()
+
+    def prefs_changed(self, prefs: Prefs) -> None:
+        if self.netmap is None:
+            return
+        if self.plan.wishes != wishes_of(prefs):
+            for peer in self.peers:
+                self._place(peer)
+            self._apply_plan()
+            self._apply_filter()
+
+    def clear(self) -> None:
+        """Another identity: nothing of this tailnet is true any more."""
+        self.unplug()
+        self.netmap = None
+        self.peers.clear()
+        self.own_addresses = ()
+        self._advertised_disco.clear()
+        self.plan = Plan()
+
+    def unplug(self) -> None:
+        """The plane is gone: the host routes nothing into the overlay."""
+        self._apply_to_host(Plan())
+        self._engine.spawn(self._engine.peerapi.serve([]))
+
+    def refill(self) -> None:
+        """A new plane: everything that we know goes into it."""
+        plane = self._engine.plane
+        if plane is None or self.netmap is None:
+            return
+        for peer in self.peers:
+            plane.set_peer(peer, self._paths(peer))
+            plane.core.set_allowed_ips(peer.handle, self._allowed(peer))
+        self._apply_self(self.netmap)
+        self._apply_plan()
+        self._apply_filter()
+
+    def expire_peers(self) -> None:
+        """The clock passed a key's end: such peers are unreachable from now on."""
+        for peer in self.peers:
+            if peer.node.is_expired(self._engine.options.clock.wall_ns()):
+                self._place(peer)
+                if self._engine.plane is not None:
+                    self._engine.plane.core.drop_sessions(peer.handle)
+
+    def learn_disco_key(self, handle: int, disco_key: DiscoPublic) -> None:
+        """A peer told its disco key inside its session; the netmap may lag behind."""
+        peer = self.peers.by_handle(handle)
+        if peer is None or disco_key.is_zero:
+            return
+        self._advertised_disco[handle] = disco_key
+        if self._engine.plane is not None:
+            self._engine.plane.set_peer(peer, self._paths(peer))
+
+    # --- peers
+
+    def _apply_peers(self, new: Netmap, diff: Diff) -> None:
+        for node_id in diff.removed:
+            gone = self.peers.remove(node_id)
+            if gone is not None:
+                self._forget(gone)
+        for node_id in diff.upserted:
+            node = new.peers.get(node_id)
+            if node is not None:
+                self._upsert(node)
+
+    def _upsert(self, node: Node) -> None:
+        before = self.peers.by_id(node.id)
+        old_disco = before.node.disco if before is not None else None
+        try:
+            peer, replaced = self.peers.upsert(node)
+        except DecodeError as err:
+            log.warning(fields("peer left out", peer=node.name, reason=err))
+            return
+        if replaced is not None:
+            self._forget(replaced)
+        plane = self._engine.plane
+        new_disco = node.disco
+        restarted = old_disco is not None and new_disco is not None and old_disco != new_disco
+        if restarted and plane is not None and self._advertised_disco.get(peer.handle) != new_disco:
+            plane.restart_session(peer)
+        if new_disco is not None and restarted:
+            self._advertised_disco.pop(peer.handle, None)
+        self._place(peer)
+
+    def _place(self, peer: Peer) -> None:
+        plane = self._engine.plane
+        if plane is not None:
+            plane.set_peer(peer, self._paths(peer))
+            plane.core.set_allowed_ips(peer.handle, self._allowed(peer))
+
+    def _forget(self, peer: Peer) -> None:
+        self._advertised_disco.pop(peer.handle, None)
+        if self._engine.plane is not None:
+            self._engine.plane.remove_peer(peer)
+
+    def _allowed(self, peer: Peer) -> tuple[IPPrefix, ...]:
+        if peer.node.is_expired(self._engine.options.clock.wall_ns()):
+            return ()
+        return peer_prefixes(peer.node, wishes_of(self._engine.account.prefs))
+
+    def _paths(self, peer: Peer) -> PeerPaths:
+        node = peer.node
+        endpoints = []
+        for text in node.endpoints or ():
+            try:
+                endpoints.append(AddrPort.parse(text))
+            except DecodeError:
+                continue
+        is_expired = node.is_expired(self._engine.options.clock.wall_ns())
+        return PeerPaths(
+            node_key=peer.node_key,
+            disco_key=self._advertised_disco.get(peer.handle) or node.disco,
+            endpoints=() if is_expired else tuple(endpoints),
+            home_derp=0 if is_expired else node.home_region,
+            capver=node.cap,
+            is_wireguard_only=node.is_wireguard_only,
+            addresses=peer.addresses,
+        )
+
+    # --- what follows
+
+    def _apply_self(self, new: Netmap) -> None:
+        node = new.self_node
+        self.own_addresses = node_addresses(node)
+        self._engine.resolver.own_addresses = frozenset(self.own_addresses)
+        network = NetworkProfile(magic_dns_name=new.magic_suffix, domain_name=new.domain, display_name=new.domain)
+        self._engine.account.on_self_node(node, self.user_of(node), network)
+
+    def _apply_plan(self) -> None:
+        if self.netmap is None:
+            return
+        plan = derive(self.netmap, wishes_of(self._engine.account.prefs))
+        if self._engine.plane is not None:
+            self._apply_to_host(plan)
+            self._engine.spawn(self._serve_peerapi())
+        self.plan = plan
+
+    def _apply_to_host(self, plan: Plan) -> None:
+        hull = self._engine.options.hull
+        for what, step in (
+            ("router", lambda: hull.router.apply(plan.router)),
+            ("dns", lambda: hull.dns.apply(plan.dns)),
+        ):
+            try:
+                step()
+                self._engine.health.clear(f"{what}-failed" if what == "router" else "dns-set-os-config-failed")
+            except HullError as err:
+                log.error(fields(f"{what} not applied", reason=err))
+                code = "router-failed" if what == "router" else "dns-set-os-config-failed"
+                self._engine.health.set(code, error=err)
+        self._engine.resolver.configure(plan.dns, hull.dns.base_resolvers())
+
+    async def _serve_peerapi(self) -> None:
+        before = dict(self._engine.peerapi.ports)
+        await self._engine.peerapi.serve(list(self.own_addresses))
+        if before != self._engine.peerapi.ports:
+            self._apply_filter()
+            self._engine.report_self()
+
+    def _apply_filter(self) -> None:
+        if self.netmap is None:
+            return
+        try:
+            matches, mistake = matches_from_rules(self.netmap.filter_rules())
+        except DecodeError as err:
+            matches, mistake = [], str(err)
+        self._engine.health.set_if("invalid-packet-filter", bool(mistake), error=mistake)
+        prefs = self._engine.account.prefs
+        self.filter = self.filter.replace(matches, self.plan.local_prefixes, shields_up=prefs.shields_up)
+        ports = self._engine.peerapi.ports
+        self.filter.peerapi = frozenset((ip.packed, port) for ip, port in ports.items())
+        self.filter.has_capability = self._source_has_capability
+        self.jailed_filter = self.jailed_filter.replace((), self.plan.local_prefixes)
+        plane = self._engine.plane
+        if plane is not None:
+            plane.datapath.filter = self.filter
+            plane.datapath.jailed_filter = self.jailed_filter
+            plane.datapath.jailed = frozenset(peer.handle for peer in self.peers if peer.node.is_jailed)
+
+    def _source_has_capability(self, source: Any, capability: str) -> bool:
+        peer = self.peers.by_address(source)
+        return peer is not None and peer.node.has_cap(capability)
+
+    def _apply_health(self, new: Netmap) -> None:
+        messages: dict[str, dict[str, Any]] = {}
+        for message_id, message in new.display_messages.items():
+            shown: dict[str, Any] = {"Title": message.title, "Text": message.text, "Severity": message.severity}
+            if message.impacts_connectivity:
+                shown["ImpactsConnectivity"] = True
+            if message.primary_action is not None:
+                shown["PrimaryAction"] = {"URL": message.primary_action.url, "Label": message.primary_action.label}
+            messages[message_id] = shown
+        if not messages:
+            title = "The coordination server reports an issue"
+            for index, text in enumerate(new.health):
+                messages[f"health-{index}"] = {"Title": title, "Text": text, "Severity": "medium"}
+        self._engine.health.set_control_messages(messages)
+
+    def _tell(self, new: Netmap, diff: Diff) -> None:
+        notify: dict[str, Any] = {}
+        if diff.self_node:
+            notify["SelfChange"] = go_node(new.self_node, new.magic_suffix)
+        changed = [go_node(new.peers[i], new.magic_suffix) for i in diff.upserted if i in new.peers]
+        if changed and self._engine.bus.sessions():
+            notify["PeersChanged"] = changed
+        if diff.removed:
+            notify["PeersRemoved"] = list(diff.removed)
+        if notify:
+            self._engine.bus.publish(notify)

@@ -42,13 +42,13 @@ has_compiler() {
 }
 
 if ! PY=$(find_python); then
-    if apt_can; then apt_install python3 python3-venv && PY=$(find_python); fi ||
+    { apt_can && apt_install python3 python3-venv && PY=$(find_python); } ||
         { note "Python 3.11 or newer is needed: sudo apt-get install python3 python3-venv"; exit 1; }
 fi
 
 if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
     if ! make_venv; then
-        if apt_can; then apt_install python3-venv && make_venv; fi ||
+        { apt_can && apt_install python3-venv && make_venv; } ||
             { note "the venv module is missing: sudo apt-get install python3-venv"; exit 1; }
     fi
 fi

@@ -1,0 +1,162 @@
+"""Cases of state files, prefs and start-up (sections 5, 8 and the wire cases that touch the state)."""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tsd.base.clock import ManualClock
+from tsd.base.entropy import SeededEntropy
+from tsd.base.errors import StateError
+from tsd.base.keys import NodePrivate
+from tsd.daemon.flags import parse
+from tsd.daemon.statefiles import open_state
+from tsd.engine.edits import edit
+from tsd.engine.health import Health
+from tsd.engine.prefs import Persist, Prefs, UserProfile
+from tsd.engine.profiles import Profiles
+from tsplatform import fsync
+from tsplatform.links import LinkWatcher
+from tsplatform.state_file import FileStore, MemoryStore
+
+
+def _profiles(store: FileStore | MemoryStore) -> Profiles:
+    return Profiles(store, SeededEntropy(3), ManualClock())
+
+
+def _logged_in() -> Prefs:
+    persist = Persist(NodePrivate.generate(SeededEntropy(1)), user_profile=UserProfile(1, "lab"), node_id="n1")
+    return Prefs(control_url="http://192.0.2.1", want_running=True, persist=persist)
+
+
+def test_s02_unclean_write_never_makes_a_new_node(tmp_path: Path) -> None:
+    path = tmp_path / "tsd.state"
+    profiles = _profiles(FileStore(path))
+    profiles.save(_logged_in())
+    machine = profiles.machine_key()
+    whole = path.read_bytes()
+    for length in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:length])
+        again = _profiles(FileStore(path))
+        assert again.machine_key() == machine
+        assert again.prefs == _logged_in()
+
+
+def test_s03_sealed_state_is_reported_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tsd.state"
+    path.write_text('{"key": "QQ==", "nonce": "QQ==", "data": "QQ=="}')
+    before = path.read_bytes()
+    opened = open_state(parse([f"--state={path}", f"--socket={tmp_path}/s"], {}))
+    assert "sealed" in opened.error and "--state" in opened.error
+    assert path.read_bytes() == before
+    opened.close()
+
+
+def test_s04_disk_full_goes_on_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tsd.state"
+    health = Health(ManualClock())
+    store = FileStore(path, lambda text: health.set_if("state-store-write", bool(text), error=text))
+    profiles = _profiles(store)
+    profiles.save(_logged_in())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fsync, "replace", full)
+    profiles.save(edit(profiles.prefs, {"Hostname": "new", "HostnameSet": True}))
+    assert profiles.prefs.hostname == "new"
+    assert "No space left" in health.texts()[0]
+    monkeypatch.undo()
+    assert _profiles(FileStore(path)).prefs.hostname == ""
+    assert store.retry()
+    assert health.texts() == []
+    assert _profiles(FileStore(path)).prefs.hostname == "new"
+
+
+def test_s05_a_world_writable_folder_is_refused_with_its_mode(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(StateError, match=rf"{folder} \(owner uid {os.geteuid()}, mode 0777\)"):
+        FileStore(folder / "tsd.state")
+
+
+def test_s06_idle_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path / "tsd.state")
+    profiles = _profiles(store)
+    profiles.save(_logged_in())
+    profiles.machine_key()
+    monkeypatch.setattr(fsync, "replace", lambda *_: pytest.fail("written while idle"))
+    for _ in range(100):
+        profiles.save(profiles.prefs)
+        profiles.machine_key()
+        store.retry()
+
+
+def test_s11_a_login_without_gui_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "tsd.state"
+    _profiles(FileStore(path)).save(_logged_in())
+    assert _profiles(FileStore(path)).prefs == _logged_in()
+
+
+def test_s13_prefs_are_kept_over_down_and_restart(tmp_path: Path) -> None:
+    path = tmp_path / "tsd.state"
+    profiles = _profiles(FileStore(path))
+    profiles.save(replace(_logged_in(), hostname="edge"))
+    body = {"AdvertiseRoutes": ["192.0.2.0/24"], "AdvertiseRoutesSet": True}
+    profiles.save(edit(profiles.prefs, body))
+    profiles.save(edit(profiles.prefs, {"WantRunning": False, "WantRunningSet": True}))
+    again = _profiles(FileStore(path))
+    up = edit(again.prefs, {**Prefs().to_go(), "WantRunning": True, "WantRunningSet": True})
+    assert up == replace(again.prefs, want_running=True)
+    assert [str(route) for route in up.advertise_routes] == ["192.0.2.0/24"]
+
+
+def test_w13_a_copy_on_one_machine_is_stopped_at_once(tmp_path: Path) -> None:
+    settings = parse([f"--state={tmp_path}/tsd.state", f"--socket={tmp_path}/s"], {})
+    first = open_state(settings)
+    with pytest.raises(StateError, match=rf"pid {os.getpid()}"):
+        open_state(parse([f"--state={tmp_path}/tsd.state", f"--socket={tmp_path}/t"], {}))
+    first.close()
+
+
+def test_w18_what_must_not_go_back_is_kept_in_the_state(tmp_path: Path) -> None:
+    path = tmp_path / "tsd.state"
+    FileStore(path).put("_tsd-tai64n", b"\x40" + bytes(11))
+    assert FileStore(path).get("_tsd-tai64n") == b"\x40" + bytes(11)
+
+
+def test_k02_a_mounted_folder_keeps_the_identity_and_memory_says_so(tmp_path: Path) -> None:
+    keys = set()
+    for _ in range(5):
+        opened = open_state(parse([f"--statedir={tmp_path}", f"--socket={tmp_path}/s"], {}))
+        keys.add(_profiles(opened.store).machine_key().text())
+        opened.close()
+    assert len(keys) == 1
+    opened = open_state(parse(["--state=mem:", f"--socket={tmp_path}/s"], {}))
+    assert not opened.store.is_durable
+    health = Health(ManualClock())
+    health.set("state-not-durable")
+    assert "--statedir" in health.texts()[0]
+    opened.close()
+
+
+async def test_k10_no_netlink_falls_back_to_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tsplatform import links, netlink
+
+    def refused() -> None:
+        raise OSError(93, "Protocol not supported")
+
+    monkeypatch.setattr(netlink, "open_changes", refused)
+    monkeypatch.setattr(netlink, "interfaces", refused)
+    monkeypatch.setattr(links, "TICK_S", 0.01)
+    watcher = LinkWatcher()
+    states = iter([watcher.state(), replace(watcher.state(), default_interface_v4="new0")])
+    last = replace(watcher.state(), default_interface_v4="new0")
+    polled = LinkWatcher(read=lambda: next(states, last))
+    async with asyncio.timeout(5):
+        async for state in polled.changes():
+            assert state.default_interface_v4 == "new0"
+            break

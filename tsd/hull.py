@@ -5,13 +5,16 @@ Every method is idempotent. Implementations live in `tsplatform` and raise `Hull
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tsd.base.addr import AddrPort, IPAddress, IPPrefix
+from tsd.base.errors import HullError
+
+log = logging.getLogger(__name__)
 
 
 class Frame(NamedTuple):
@@ -188,7 +191,11 @@ class Hull:
     store: StateStore
     links: LinkMonitor
     underlay: Underlay
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def close(self) -> None:
         """Undo: DNS, router, device. Never raises; reports by log."""
+        for undo in (self.dns.revert, self.router.revert, self.tun.close):
+            try:
+                undo()
+            except HullError as err:
+                log.error("not undone: %s", err)

@@ -127,6 +127,15 @@ class Account:
         self._reopen()
         self.update_state()
 
+    def configure(self, masked: Any, auth_key: str) -> None:
+        """The configuration file's wishes, before `begin`; with an auth key the login starts by itself."""
+        self._auth_key = auth_key
+        wanted = edit(self.prefs, masked)
+        if auth_key and not self.has_node_key:
+            wanted = replace(wanted, logged_out=False)
+            self._has_login_goal = wanted.want_running
+        self._profiles.save(wanted)
+
     async def start(self, options: Mapping[str, Any]) -> None:
         """LocalAPI start: replace prefs (all but the identity), remember the auth key, connect anew."""
         if not self.is_store_healthy:
@@ -349,7 +358,8 @@ class Account:
         self._control = self._host.open_control(self.control_url, machine_key, self.prefs)
         is_stopped = not self.prefs.want_running
         self._control.set_paused(is_stopped and self.has_node_key)
-        if begin_login and self.has_node_key and not self.prefs.logged_out:
+        is_wanted = self.has_node_key or (self._has_login_goal and bool(self._auth_key))
+        if begin_login and is_wanted and not self.prefs.logged_out:
             self._has_login_goal = True
             self._login(rotate=False)
 

@@ -14,14 +14,18 @@ from tsplatform.underlay import HostUnderlay
 from tsplatform.userspace.tun import NetstackTun
 
 
-class NoRouter:
-    """The host's routing stays as it is."""
+class NetstackRouter:
+    """The host's routing stays as it is; the stack learns which addresses are ours and what we forward."""
+
+    def __init__(self, tun: NetstackTun) -> None:
+        self._tun = tun
 
     def apply(self, config: RouterConfig) -> None:
-        """Nothing to do: the stack itself decides what is ours."""
+        self._tun.set_addresses([prefix.network_address for prefix in config.local_addresses])
+        self._tun.set_subnets(config.subnet_routes)
 
     def revert(self) -> None:
-        """Nothing was done."""
+        self.apply(RouterConfig())
 
 
 class HostDns:
@@ -65,4 +69,4 @@ def build_userspace_hull(
     watcher = links if links is not None else LinkWatcher()
     below = underlay if underlay is not None else HostUnderlay(watcher)
     tun = NetstackTun(mtu_bytes=mtu_bytes, entropy=entropy, clock=clock, protect=below.protect)
-    return Hull("userspace", tun, tun, NoRouter(), HostDns(), store, watcher, below)
+    return Hull("userspace", tun, tun, NetstackRouter(tun), HostDns(), store, watcher, below)

@@ -1,0 +1,224 @@
+"""The one place that knows everything: settings to hull, engine, LocalAPI and proxies, and back down again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+import tsnative
+from tsd.base.addr import AddrPort
+from tsd.base.clock import SystemClock
+from tsd.base.entropy import system_entropy
+from tsd.base.errors import ConfigError, HullError
+from tsd.base.keys import NodePrivate
+from tsd.base.version import LONG_VERSION
+from tsd.daemon.config import load_config
+from tsd.daemon.flags import USERSPACE_TUN, Settings
+from tsd.daemon.logsetup import LogTap, announce_http_proxy, announce_socks5
+from tsd.daemon.statefiles import OpenedState
+from tsd.engine.engine import Engine, EngineOptions
+from tsd.engine.sockets import host_udp
+from tsd.engine.states import State
+from tsd.hull import DatagramPort, Hull, Stream
+from tsd.localapi.engine_backend import EngineBackend
+from tsd.localapi.server import LocalApiServer
+from tsd.tailcfg.derpmap import DERPRegion
+from tsd.transport.derp import DerpOptions
+from tsd.transport.dial import HostDial
+from tsd.transport.host import resolve_host
+from tsd.transport.https_probe import measure_region
+from tsplatform.links import LinkWatcher
+from tsplatform.userspace.hull import build_userspace_hull
+from tsplatform.userspace.proxy import ProxyServer
+from tsplatform.userspace.tun import NetstackTun
+
+log = logging.getLogger(__name__)
+
+
+class ProxyDialer:
+    """The engine's dialer as the proxies want it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def dial(self, host: str, port: int) -> Stream:
+        try:
+            return await self._engine.dialer.dial(host, port)
+        except TimeoutError as err:
+            raise OSError(f"{host}:{port} does not answer") from err
+
+    async def open_datagram(self, host: str, port: int) -> tuple[DatagramPort, AddrPort]:
+        ip = (await self._engine.dialer.addresses(host))[0]
+        opened = await self._engine.dialer.open_datagram(ip)
+        if opened is None:
+            raise OSError(f"{host} is not in the tailnet: UDP is relayed to tailnet addresses only")
+        return opened, AddrPort(ip, port)
+
+
+class DaemonService:
+    """Implements `lifecycle.Service`."""
+
+    def __init__(self, settings: Settings, state: OpenedState, tap: LogTap) -> None:
+        self._settings = settings
+        self._state = state
+        self._tap = tap
+        self._api = LocalApiServer()
+        self._engine: Engine | None = None
+        self._proxies: list[ProxyServer] = []
+        self._ended = asyncio.Event()
+        self.on_status: Callable[[str], None] | None = None
+
+    async def start(self) -> None:
+        settings = self._settings
+        await self._api.listen(settings.socket)
+        engine = self._engine = Engine(self._options())
+        engine.on_state = self._on_state
+        tun = engine.options.hull.tun
+        origin = tun.proxy_origin if isinstance(tun, NetstackTun) else (lambda proto, host: None)
+        backend = EngineBackend(
+            engine,
+            proxy_origin=origin,
+            log_lines=self._tap.follow,
+            stop=self._ended.set,
+            pump=tsnative.describe(),
+        )
+        if self._state.notice:
+            engine.health.set("state-store-recovered", error=self._state.notice)
+        self._apply_config(engine)
+        await engine.start()
+        self._start_proxies(engine)
+        self._api.set_backend(backend)
+        log.info("data path: %s", tsnative.describe())
+
+    async def wait(self) -> None:
+        await self._ended.wait()
+
+    async def reload(self) -> None:
+        settings = self._settings
+        if settings.config is None or self._engine is None:
+            return
+        fresh = load_config(settings.config.path)
+        if fresh is not None:
+            self._engine.account.edit_prefs(dict(fresh.masked_prefs))
+
+    async def stop(self) -> None:
+        for proxy in self._proxies:
+            proxy.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+        await self._api.close()
+
+    def _options(self) -> EngineOptions:
+        settings = self._settings
+        clock = SystemClock()
+        hull = self._hull()
+        protect = hull.underlay.protect
+        plain_derp = settings.knob_on("TS_DEBUG_USE_DERP_HTTP")
+
+        def derp_options(node_key: NodePrivate) -> DerpOptions:
+            return DerpOptions(node_key, clock, system_entropy, protect, plain_http=plain_derp)
+
+        async def probe(region: DERPRegion) -> float | None:
+            return await measure_region(region, protect)
+
+        return EngineOptions(
+            version=LONG_VERSION,
+            hull=hull,
+            clock=clock,
+            entropy=system_entropy,
+            new_core=tsnative.load,
+            open_udp=host_udp(protect),
+            derp=derp_options,
+            resolve_host=resolve_host,
+            measure_https=probe,
+            control_dial=HostDial(protect, clock),
+            environ=settings.env,
+            wanted_port=settings.port,
+            is_ephemeral=settings.is_ephemeral,
+            never_direct_udp=settings.knob_on("TS_DEBUG_NEVER_DIRECT_UDP"),
+            always_use_derp=settings.knob_on("TS_DEBUG_ALWAYS_USE_DERP"),
+            write_keylog=_keylog(settings.knob("TSD_KEYLOG")),
+            store_error=self._state.error,
+        )
+
+    def _hull(self) -> Hull:
+        settings = self._settings
+        links = LinkWatcher(assume_up=settings.knob_on("TS_ASSUME_NETWORK_UP_FOR_TEST"))
+        failures: list[str] = []
+        for wanted in settings.tun.split(","):
+            if wanted == USERSPACE_TUN:
+                return build_userspace_hull(self._state.store, links=links)
+            failures.append(f"--tun={wanted}: kernel TUN devices come with a later version; use --tun={USERSPACE_TUN}")
+        raise ConfigError("; ".join(failures))
+
+    def _apply_config(self, engine: Engine) -> None:
+        config = self._settings.config
+        if config is None:
+            return
+        engine.account.is_config_locked = False
+        engine.account.configure(dict(config.masked_prefs), config.auth_key)
+        engine.account.is_config_locked = config.is_locked
+
+    def _start_proxies(self, engine: Engine) -> None:
+        settings = self._settings
+        tun = engine.options.hull.tun
+        netstack = tun if isinstance(tun, NetstackTun) else None
+        wanted: dict[str, set[str]] = {}
+        for listen, protocol in ((settings.socks5_server, "socks5"), (settings.http_proxy, "http")):
+            if listen:
+                wanted.setdefault(listen, set()).add(protocol)
+        for listen, protocols in wanted.items():
+            proxy = ProxyServer(ProxyDialer(engine), netstack, frozenset(protocols))
+            try:
+                local = proxy.start(listen)
+            except OSError as err:
+                reason = os.strerror(err.errno) if err.errno else str(err)
+                raise HullError(f"listen on {listen}", reason, "another process may hold the port") from None
+            self._proxies.append(proxy)
+            if "socks5" in protocols:
+                announce_socks5(str(local))
+            if "http" in protocols:
+                announce_http_proxy(str(local))
+
+    def _on_state(self, state: State) -> None:
+        engine = self._engine
+        if self.on_status is None or engine is None:
+            return
+        self.on_status(_status_line(engine, state))
+
+
+def _status_line(engine: Engine, state: State) -> str:
+    persist = engine.account.prefs.persist
+    match state:
+        case State.RUNNING | State.STARTING:
+            login = persist.user_profile.login_name if persist is not None else ""
+            addresses = " ".join(str(ip) for ip in engine.tailnet.own_addresses)
+            return f"Connected; {login}; {addresses}" if state is State.RUNNING else "Starting"
+        case State.NEEDS_LOGIN:
+            return (
+                f"Needs login: {engine.account.auth_url}" if engine.account.auth_url else "Needs login: run 'tsctl up'"
+            )
+        case State.STOPPED:
+            return "Stopped; run 'tsctl up' to start"
+    return state.text
+
+
+def _keylog(path: str) -> Callable[[str], None] | None:
+    """TSD_KEYLOG=FILE: session keys for Wireshark. For tests: it gives away the traffic."""
+    if not path:
+        return None
+    log.warning("TSD_KEYLOG is set: session keys are written to %s", path)
+
+    def write(line: str) -> None:
+        with open(path, "a", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(line if line.endswith("\n") else line + "\n")
+
+    return write
+
+
+async def build(settings: Settings, state: OpenedState, tap: LogTap) -> DaemonService:
+    """What `lifecycle.run` starts and stops."""
+    return DaemonService(settings, state, tap)

@@ -118,12 +118,11 @@ class Demo:
         return path
 
     def start_node(self, node: str, *flags: str) -> None:
-        process = self.start(
+        self.start(
             node,
             *(TSD, "--tun=userspace-networking", f"--statedir={self.folder / node}", f"--socket={self.socket(node)}"),
             *flags,
         )
-        wait_for(lambda: can_connect_unix(self.socket(node)), process, node, self)
 
     def start_nodes(self) -> None:
         self.say("Starting two nodes. Both run without root: the TCP/IP stack of the tailnet lives inside tsd.")
@@ -133,6 +132,8 @@ class Demo:
             "one", f"--socks5-server=127.0.0.1:{self.socks}", f"--outbound-http-proxy-listen=127.0.0.1:{self.proxy}"
         )
         self.start_node("two")
+        for node, process in zip(("one", "two"), self.processes[-2:], strict=True):
+            wait_for(functools.partial(can_connect_unix, self.socket(node)), process, node, self)
         self.show(
             f"one: LocalAPI {self.socket('one')}, SOCKS5 127.0.0.1:{self.socks}, HTTP proxy 127.0.0.1:{self.proxy}"
         )

@@ -8,6 +8,8 @@ A merged packet carries the folded pseudo-header sum in its TCP checksum field, 
 
 from __future__ import annotations
 
+from struct import pack
+
 from tsd.packet.checksum import internet_checksum, ones_sum, pseudo_header_sum
 
 MAX_MERGED_BYTES = 65535
@@ -32,30 +34,62 @@ def split(packet: bytes | bytearray | memoryview, segment_bytes: int) -> list[by
     header_bytes = ip_bytes + (view[ip_bytes + 12] >> 2 & 0x3C)
     if header_bytes < ip_bytes + 20 or header_bytes > size:
         return []
-    src, dst = (view[12:16], view[16:20]) if is_v4 else (view[8:24], view[24:40])
-    sequence = int.from_bytes(view[ip_bytes + 4 : ip_bytes + 8], "big")
-    identification = int.from_bytes(view[4:6], "big")
-    flags = view[ip_bytes + 13]
+    template = _Template(bytes(view[:header_bytes]), ip_bytes, is_v4)
     pieces = []
     for index, start in enumerate(range(header_bytes, max(size, header_bytes + 1), segment_bytes)):
         end = min(start + segment_bytes, size)
-        piece = bytearray(view[:header_bytes])
-        piece += view[start:end]
-        if is_v4:
-            piece[2:4] = len(piece).to_bytes(2, "big")
-            piece[4:6] = (identification + index & 0xFFFF).to_bytes(2, "big")
-            piece[10:12] = b"\0\0"
-            piece[10:12] = internet_checksum(piece[:ip_bytes]).to_bytes(2, "big")
-        else:
-            piece[4:6] = (len(piece) - 40).to_bytes(2, "big")
-        piece[ip_bytes + 4 : ip_bytes + 8] = (sequence + start - header_bytes & 0xFFFFFFFF).to_bytes(4, "big")
-        piece[ip_bytes + 13] = flags & ~((0 if end == size else _FIN_PSH) | (_CWR if index else 0))
-        piece[ip_bytes + 16 : ip_bytes + 18] = b"\0\0"
-        pseudo = pseudo_header_sum(src, dst, _TCP, len(piece) - ip_bytes)
-        checksum = internet_checksum(memoryview(piece)[ip_bytes:], pseudo)
-        piece[ip_bytes + 16 : ip_bytes + 18] = checksum.to_bytes(2, "big")
-        pieces.append(bytes(piece))
+        cleared = (0 if end == size else _FIN_PSH) | (_CWR if index else 0)
+        pieces.append(template.fill(view[start:end], index, start - header_bytes, cleared))
     return pieces
+
+
+class _Template:
+    """The headers of a super-segment, with sums taken once, so that each piece costs one pass over its payload."""
+
+    __slots__ = (
+        "_flags",
+        "_header_bytes",
+        "_identification",
+        "_ip_bytes",
+        "_ip_sum",
+        "_parts",
+        "_sequence",
+        "_tcp_sum",
+    )
+
+    def __init__(self, head: bytes, ip_bytes: int, is_v4: bool) -> None:
+        at = ip_bytes
+        self._header_bytes = len(head)
+        self._identification = int.from_bytes(head[4:6], "big") if is_v4 else -1
+        self._sequence = int.from_bytes(head[at + 4 : at + 8], "big")
+        self._flags = head[at + 13]
+        self._parts = (
+            head[:2] if is_v4 else head[:4],
+            head[6:10],
+            head[12 : at + 4] if is_v4 else head[6 : at + 4],
+            head[at + 8 : at + 13],
+            head[at + 14 : at + 16],
+            head[at + 18 :],
+        )
+        self._ip_sum = ones_sum(head[:2] + head[6:10] + head[12:at])
+        addresses = head[12:20] if is_v4 else head[8:40]
+        fixed = head[at : at + 4] + head[at + 8 : at + 13] + b"\0" + head[at + 14 : at + 16] + head[at + 18 :]
+        self._tcp_sum = ones_sum(addresses, ones_sum(fixed, _TCP - at + len(head)))
+
+    def fill(self, payload: memoryview, index: int, offset: int, cleared_flags: int) -> bytes:
+        """The piece number `index`, whose payload starts `offset` bytes into the whole."""
+        first, middle, ends, offsets, window, rest = self._parts
+        sequence = self._sequence + offset & 0xFFFFFFFF
+        flags = self._flags & ~cleared_flags
+        varying = self._tcp_sum + (sequence >> 16) + (sequence & 0xFFFF) + flags + len(payload)
+        tcp = offsets + bytes((flags,)) + window + internet_checksum(payload, varying).to_bytes(2, "big")
+        sealed = (ends, sequence.to_bytes(4, "big"), tcp, rest, payload)
+        length = self._header_bytes + len(payload)
+        if self._identification < 0:
+            return b"".join((first, (length - 40).to_bytes(2, "big"), *sealed))
+        identification = self._identification + index & 0xFFFF
+        checksum = 0xFFFF - ((self._ip_sum + length + identification) % 0xFFFF or 0xFFFF)
+        return b"".join((first, pack("!HH", length, identification), middle, checksum.to_bytes(2, "big"), *sealed))
 
 
 def _is_tcp(view: memoryview, size: int, is_v4: bool, ip_bytes: int) -> bool:
@@ -65,7 +99,7 @@ def _is_tcp(view: memoryview, size: int, is_v4: bool, ip_bytes: int) -> bool:
 
 
 class _Merge:
-    """One packet, or several that will leave as one."""
+    """A segment of plain data, and those that follow it and will leave with it."""
 
     __slots__ = (
         "chunks",
@@ -81,15 +115,10 @@ class _Merge:
         "verified",
     )
 
-    def __init__(self, peer: int, packet: bytes) -> None:
+    def __init__(self, peer: int, packet: bytes, ip_bytes: int, header_bytes: int) -> None:
         self.peer = peer
         self.first = packet
         self.chunks: list[bytes] = []
-        self.is_closed = True
-
-    def open(self, ip_bytes: int, header_bytes: int) -> None:
-        """Prepare for appending: called for candidates only."""
-        packet = self.first
         self.size = len(packet)
         self.ip_bytes = ip_bytes
         self.header_bytes = header_bytes
@@ -150,46 +179,48 @@ def _same_ipv4(packet: bytes, first: bytes) -> bool:
 class Coalescer:
     """Collects the packets of one batch; within a flow nothing is ever reordered."""
 
-    __slots__ = ("_flows", "_merges")
+    __slots__ = ("_flows", "_items")
 
     def __init__(self) -> None:
-        self._merges: list[_Merge] = []
+        self._items: list[tuple[int, bytes, int] | _Merge] = []
         self._flows: dict[tuple[int, bytes], _Merge] = {}
 
     def add(self, peer: int, packet: bytes) -> None:
         """`packet` is a whole IP packet without padding."""
-        merge = _Merge(peer, packet)
         at, proto = (20, packet[9]) if packet[0] >> 4 == 4 else (40, packet[6])
-        if proto != _TCP or len(packet) < at + 20 or self._add_tcp(merge, packet, at):
-            self._merges.append(merge)
+        if proto != _TCP or len(packet) < at + 20:
+            self._items.append((peer, packet, 0))
+        else:
+            self._add_tcp(peer, packet, at)
 
     def take(self) -> list[tuple[int, bytes, int]]:
         """(peer, packet, segment_bytes) in the order in which each first packet came."""
-        return [(merge.peer, *merge.finish()) for merge in self._merges]
+        return [item if isinstance(item, tuple) else (item.peer, *item.finish()) for item in self._items]
 
-    def _add_tcp(self, merge: _Merge, packet: bytes, at: int) -> bool:
-        """False when the packet went into an earlier one."""
+    def _add_tcp(self, peer: int, packet: bytes, at: int) -> None:
         # Addresses and ports lie side by side: bytes 12-23 of IPv4 without options, 8-43 of IPv6.
-        flow = (merge.peer, packet[12:24] if at == 20 else packet[8:44])
+        flow = (peer, packet[12:24] if at == 20 else packet[8:44])
         if not _is_candidate(packet, at):
             if at == 20 and packet[0] != 0x45:
                 ports = (packet[0] & 15) << 2
-                flow = (merge.peer, packet[12:20] + packet[ports : ports + 4])
+                flow = (peer, packet[12:20] + packet[ports : ports + 4])
             self._flows.pop(flow, None)
-            return True
+            self._items.append((peer, packet, 0))
+            return
         header_bytes = at + (packet[at + 12] >> 2 & 0x3C)
         former = self._flows.get(flow)
         if former is not None and former.fits(packet, at, header_bytes):
             if not _verified(packet, at):
                 del self._flows[flow]
-                return True
+                self._items.append((peer, packet, 0))
+                return
             if former.verified or _verified(former.first, at):
                 former.verified = True
                 former.append(packet)
-                return False
-        merge.open(at, header_bytes)
+                return
+        merge = _Merge(peer, packet, at, header_bytes)
         self._flows[flow] = merge
-        return True
+        self._items.append(merge)
 
 
 def _is_candidate(packet: bytes, at: int) -> bool:
@@ -201,10 +232,8 @@ def _is_candidate(packet: bytes, at: int) -> bool:
 
 
 def _verified(packet: bytes, at: int) -> bool:
+    """Whether header and TCP checksum are right. Candidates have no IP options: addresses touch the TCP header."""
+    size = len(packet)
     if at == 20:
-        if ones_sum(packet[:20]) != 0xFFFF:
-            return False
-        pseudo = pseudo_header_sum(packet[12:16], packet[16:20], _TCP, len(packet) - 20)
-    else:
-        pseudo = pseudo_header_sum(packet[8:24], packet[24:40], _TCP, len(packet) - 40)
-    return ones_sum(memoryview(packet)[at:], pseudo) == 0xFFFF
+        return ones_sum(packet[:20]) == 0xFFFF and ones_sum(packet[12:], _TCP + size - 20) == 0xFFFF
+    return ones_sum(packet[8:], _TCP + size - 40) == 0xFFFF

@@ -46,6 +46,8 @@ class Ready:
 
     rate_bytes_per_s: int
     burst_bytes: int
+    queue_bytes: int = 0
+    """How much the relay holds for a slow receiver; 0 when it does not say (upstream's: 32 packets)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,8 @@ class DerpClientMachine:
                 info = frames.open_server_info(self._private, self.server_key, payload)
                 self.is_ready = True
                 self._probe_at = now + PROBE_AFTER_S
-                self._outputs.append(Ready(info.token_bucket_bytes_per_second, info.token_bucket_bytes_burst))
+                rate, burst = info.token_bucket_bytes_per_second, info.token_bucket_bytes_burst
+                self._outputs.append(Ready(rate, burst, info.queue_bytes))
             case FrameType.PEER_GONE:
                 self._peer_gone(payload)
             case FrameType.PING if len(payload) == 8:

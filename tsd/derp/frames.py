@@ -164,11 +164,12 @@ class ClientInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the server asks of a client; zero rates mean no limit."""
+    """What the server asks of a client; zero rates mean no limit. `queue_bytes` is our own addition."""
 
     version: int = PROTOCOL_VERSION
     token_bucket_bytes_per_second: int = 0
     token_bucket_bytes_burst: int = 0
+    queue_bytes: int = 0
 
     def encode(self) -> bytes:
         fields = {"version": self.version}
@@ -176,13 +177,16 @@ class ServerInfo:
             fields["TokenBucketBytesPerSecond"] = self.token_bucket_bytes_per_second
         if self.token_bucket_bytes_burst:
             fields["TokenBucketBytesBurst"] = self.token_bucket_bytes_burst
+        if self.queue_bytes:
+            fields["QueueBytes"] = self.queue_bytes
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> ServerInfo:
         fields = {name.lower(): value for name, value in _decode_object(raw).items()}
         rate, burst = fields.get("tokenbucketbytespersecond"), fields.get("tokenbucketbytesburst")
-        return cls(_int(fields.get("version")), max(0, _int(rate)), max(0, _int(burst)))
+        queue = max(0, _int(fields.get("queuebytes")))
+        return cls(_int(fields.get("version")), max(0, _int(rate)), max(0, _int(burst)), queue)
 
 
 def encode_server_key(key: NodePublic) -> bytes:

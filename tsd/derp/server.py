@@ -256,7 +256,7 @@ class DerpRouter:
         if key.raw in self._by_key:
             self.drops.add("duplicate login")
         self._by_key.setdefault(key.raw, []).append(client)
-        info = frames.ServerInfo()
+        info = frames.ServerInfo(queue_bytes=self._queue_bytes)
         self._control(client, frames.seal_server_info(self._private, key, info, self._entropy(frames.NONCE_BYTES)))
         self._arm_keep_alive(client, now)
         self._outputs.append(ClientJoined(client.connection, key))

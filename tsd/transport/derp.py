@@ -1,7 +1,9 @@
 """One DERP connection: dial, TLS, HTTP upgrade (or fast start), then `tsd.derp.client` over the stream.
 
 Spec: tailscale: derp/derphttp. Writes happen in one synchronous step that hands whole frames to the transport, so
-no cancelled task can cut a frame (W25). Queues are bounded in bytes and drop their oldest packets (W26). Which
+no cancelled task can cut a frame (W25). Queues are bounded in bytes and drop their oldest packets (W26). Upstream's
+relay holds 32 packets per receiver and drops the rest, so data leaves in small paced chunks unless the relay says
+that its queues are deep. Which
 regions are open, and when to dial again, is decided by `tsd.transport.derp_pool`.
 """
 
@@ -29,6 +31,7 @@ from tsd.derp.queue import FrameQueue
 from tsd.disco.box import is_disco
 from tsd.tailcfg.derpmap import DERPNode, DERPRegion
 from tsd.transport import tls
+from tsd.transport.finetimer import FineTimer
 
 _log = logging.getLogger("tsd.transport.derp")
 
@@ -38,6 +41,12 @@ SECOND_FAMILY_DELAY_S = 0.2
 QUEUE_BYTES = 1 << 20
 _HEAD_MAX_BYTES = 16 << 10
 _WRITE_HIGH_BYTES = 256 << 10
+_CHUNK_PACKETS = 8
+_CHUNK_BYTES = 11 << 10
+_PACE_BYTES_PER_S = 48 << 20
+_PACE_BURST_BYTES = 24 << 10
+_PACE_TICK_S = 0.0002
+_DEEP_QUEUE_BYTES = 256 << 10
 
 
 class DerpError(TsdError):
@@ -81,7 +90,6 @@ class DerpConnection(asyncio.Protocol):
         self.last_write = options.clock.now()
         self.node_name = ""
         self.local_ip: IPAddress | None = None
-        self.sent_packets = 0
         self.received_packets = 0
         self._options = options
         self._owner = owner
@@ -93,7 +101,9 @@ class DerpConnection(asyncio.Protocol):
         self._is_paused = False
         self._flush_due = False
         self._bucket: _Bucket | None = None
+        self._pace: _Bucket | None = _Bucket(_PACE_BYTES_PER_S, _PACE_BURST_BYTES)
         self._timer: asyncio.TimerHandle | None = None
+        self._pacer = FineTimer(self._flush)
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -123,8 +133,10 @@ class DerpConnection(asyncio.Protocol):
         self._wake()
 
     def send_many(self, dst: NodePublic, datagrams: bytes, datagram_bytes: int) -> None:
-        """Queue datagrams that lie back to back (as in `Sealed`), framed in one stretch."""
-        self._data.push(frames.send_packets(dst.raw, datagrams, datagram_bytes))
+        """Queue datagrams that lie back to back (as in `Sealed`), framed a few at a time."""
+        step = datagram_bytes * _CHUNK_PACKETS or len(datagrams)
+        for at in range(0, len(datagrams), step):
+            self._data.push(frames.send_packets(dst.raw, datagrams[at : at + step], datagram_bytes))
         self._wake()
 
     def note_preferred(self, prefers: bool) -> None:
@@ -144,6 +156,7 @@ class DerpConnection(asyncio.Protocol):
         self.is_ready = False
         if self._timer is not None:
             self._timer.cancel()
+        self._pacer.close()
         if self._transport is not None:
             self._transport.abort()
         self._data.clear()
@@ -159,6 +172,12 @@ class DerpConnection(asyncio.Protocol):
         except (OSError, ssl.SSLError, TimeoutError) as err:
             sock.close()
             raise DerpError(f"{node.host_name}: TLS: {_text(err)}") from None
+        except BaseException:
+            sock.close()
+            raise
+        if self.is_closed:
+            transport.abort()
+            raise DerpError("closed while connecting")
         self.node_name = node.name
         self.local_ip = _local_ip(transport)
         try:
@@ -229,7 +248,7 @@ class DerpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._flush()
+        self._wake()
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -259,8 +278,8 @@ class DerpConnection(asyncio.Protocol):
                 case machine.Transmit(data):
                     if self._transport is not None:
                         self._transport.write(data)
-                case machine.Ready(rate, burst):
-                    self._ready(rate, burst)
+                case machine.Ready():
+                    self._ready(output)
                 case machine.PeerGone(key, is_not_here):
                     self._owner.on_peer_gone(self, key, is_not_here)
                 case machine.HealthReported(text):
@@ -273,12 +292,15 @@ class DerpConnection(asyncio.Protocol):
                 return
         self._rearm()
 
-    def _ready(self, rate: int, burst: int) -> None:
+    def _ready(self, ready: machine.Ready) -> None:
         self.is_ready = True
-        if rate:
-            self._bucket = _Bucket(rate, max(burst, frames.KEY_BYTES + frames.MAX_PACKET_BYTES))
+        if ready.queue_bytes >= _DEEP_QUEUE_BYTES:
+            self._pace = None
+        if ready.rate_bytes_per_s:
+            burst_bytes = max(ready.burst_bytes, frames.KEY_BYTES + frames.MAX_PACKET_BYTES)
+            self._bucket = _Bucket(ready.rate_bytes_per_s, burst_bytes)
         self._owner.on_ready(self)
-        self._flush()
+        self._wake()
 
     def _rearm(self) -> None:
         deadline = self._machine.next_deadline()
@@ -297,7 +319,6 @@ class DerpConnection(asyncio.Protocol):
         self._drain()
 
     def _wake(self) -> None:
-        """Everything queued in one turn of the loop leaves in one write."""
         if not self._flush_due and self.is_ready:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -305,34 +326,49 @@ class DerpConnection(asyncio.Protocol):
     def _flush(self) -> None:
         self._flush_due = False
         transport = self._transport
-        if transport is None or self.is_closed or not self.is_ready:
+        if transport is None or self.is_closed or not self.is_ready or self._is_paused:
             return
-        while not self._is_paused:
-            pieces = self._urgent.take(_WRITE_HIGH_BYTES) + self._data.take(_WRITE_HIGH_BYTES)
-            if not pieces:
+        now = self._options.clock.now()
+        pieces = self._urgent.take(_WRITE_HIGH_BYTES)
+        if self._pace is None:
+            pieces += self._data.take(_WRITE_HIGH_BYTES)
+        elif self._pace.has_tokens(now):
+            pieces += self._data.take(_CHUNK_BYTES)
+        if pieces:
+            self._write(transport, b"".join(pieces), now)
+        if (self._data or self._urgent) and not self._is_paused:
+            self._flush_due = True
+            if self._pace is None or self._pace.has_tokens(now, _CHUNK_BYTES):
+                self._loop.call_soon(self._flush)
+            else:
+                self._pacer.start(_PACE_TICK_S)
+
+    def _write(self, transport: asyncio.Transport, raw: bytes, now: float) -> None:
+        self.last_write = now
+        if self._pace is not None:
+            self._pace.take(len(raw))
+        if self._bucket is not None:
+            if not self._bucket.has_tokens(now, len(raw)):
                 return
-            self.sent_packets += len(pieces)
-            self.last_write = self._options.clock.now()
-            raw = b"".join(pieces)
-            if self._bucket is None or self._bucket.takes(len(raw), self.last_write):
-                transport.write(raw)
+            self._bucket.take(len(raw))
+        transport.write(raw)
 
 
 class _Bucket:
-    """The rate a relay asked for; what exceeds it is dropped here instead of there."""
+    """A token bucket in bytes; `take` may overdraw it."""
 
     def __init__(self, rate_bytes_per_s: int, burst_bytes: int) -> None:
         self._rate, self._burst = rate_bytes_per_s, burst_bytes
         self._tokens = float(burst_bytes)
         self._at = 0.0
 
-    def takes(self, size_bytes: int, now: float) -> bool:
+    def has_tokens(self, now: float, wanted: int = 1) -> bool:
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
-        if size_bytes > self._tokens:
-            return False
+        return self._tokens >= wanted
+
+    def take(self, size_bytes: int) -> None:
         self._tokens -= size_bytes
-        return True
 
 
 async def dial(node: DERPNode, options: DerpOptions) -> socket.socket:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tsd.base.entropy import uniform
 from tsd.base.keys import NodePublic
 from tsd.base.log import DropCounter, fields
-from tsd.tailcfg.derpmap import DERPMap, DERPRegion
+from tsd.tailcfg.derpmap import DERPMap
 from tsd.transport.derp import DerpConnection, DerpError, DerpOptions
 
 _log = logging.getLogger("tsd.transport.derp")
@@ -25,6 +25,8 @@ IDLE_CHECK_S = 15.0
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 20.0
 STABLE_AFTER_S = 30.0
+UNREACHABLE_AFTER = 3
+FAILURE_COUNTS_S = 300.0
 _FORGOTTEN = "relay has forgotten this connection"
 
 
@@ -69,6 +71,7 @@ class DerpPool:
         self._callbacks = callbacks
         self._map = DERPMap()
         self._links: dict[int, _Link] = {}
+        self._failed: dict[int, tuple[int, float]] = {}
         self._loop = asyncio.get_running_loop()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -130,11 +133,17 @@ class DerpPool:
         link = self._links.get(region_id)
         return link.last_error if link is not None else ""
 
+    def unreachable(self) -> frozenset[int]:
+        """Regions whose relay failed repeatedly of late and not succeeded since: no candidates for home (F17)."""
+        limit = self._options.clock.now() - FAILURE_COUNTS_S
+        return frozenset(r for r, (count, at) in self._failed.items() if count >= UNREACHABLE_AFTER and at > limit)
+
     def connected_regions(self) -> list[int]:
         return [region_id for region_id in self._links if self.is_connected(region_id)]
 
     def link_changed(self) -> None:
         """The underlay changed: test what is open, and dial what is waiting at once."""
+        self._failed.clear()
         for link in list(self._links.values()):
             link.failures = 0
             if link.connection is not None and link.connection.is_ready:
@@ -158,6 +167,7 @@ class DerpPool:
         if link is not None:
             link.ready_at = link.last_heard = self._options.clock.now()
             link.last_error = ""
+            self._failed.pop(link.region_id, None)
             if link.region_id == self.home:
                 connection.note_preferred(True)
             _log.info(fields("relay connected", derp_region=link.region_id))
@@ -182,13 +192,19 @@ class DerpPool:
         link.connection = None
         link.last_error = reason
         now = self._options.clock.now()
+        if link.ready_at and now - link.ready_at > STABLE_AFTER_S:
+            link.failures = 0
+        else:
+            link.failures += 1
         if link.ready_at:
-            link.failures = 0 if now - link.ready_at > STABLE_AFTER_S else link.failures + 1
             self._note_forgotten(link, reason)
-            _log.info(fields("relay lost", derp_region=link.region_id, reason=reason))
-            self._callbacks.on_connected(link.region_id, False, reason)
+        else:
+            self._failed[link.region_id] = (self._failed.get(link.region_id, (0, 0.0))[0] + 1, now)
         link.ready_at = 0.0
-        self._retry_home(link)
+        level = logging.DEBUG if link.failures > 1 else logging.WARNING
+        _log.log(level, fields("relay lost", derp_region=link.region_id, reason=reason))
+        self._callbacks.on_connected(link.region_id, False, reason)
+        self._wait(link)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -224,19 +240,16 @@ class DerpPool:
         region = self._map.region(link.region_id)
         if region is not None and not self._is_closed:
             link.connection = DerpConnection(region, self._options, self)
-            link.opening = self._loop.create_task(self._run_open(link, link.connection, region))
+            prefers = link.region_id == self.home
+            link.opening = self._loop.create_task(self._run_open(link.connection, prefers))
 
-    async def _run_open(self, link: _Link, connection: DerpConnection, region: DERPRegion) -> None:
+    async def _run_open(self, connection: DerpConnection, prefers: bool) -> None:
         try:
-            await connection.open(prefers=link.region_id == self.home)
+            await connection.open(prefers=prefers)
         except DerpError as err:
-            link.failures += 1
-            level = logging.WARNING if link.failures == 1 else logging.DEBUG
-            _log.log(level, fields("relay unreachable", derp_region=region.region_id, reason=err))
             connection.close(str(err))
-            self._callbacks.on_connected(link.region_id, False, str(err))
 
-    def _retry_home(self, link: _Link) -> None:
+    def _wait(self, link: _Link) -> None:
         """Every region waits out its back-off; only the home region is dialled again without being asked."""
         if self._is_closed or link.retry is not None or self._links.get(link.region_id) is not link:
             return

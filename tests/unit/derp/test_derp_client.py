@@ -46,7 +46,7 @@ class Pair:
 def test_login_with_and_without_fast_start():
     for fast_start in (False, True):
         pair = Pair(fast_start)
-        assert pair.pump() == [c.Ready(0, 0)]
+        assert pair.pump() == [c.Ready(0, 0, 512 << 10)]
         assert pair.router.keys() == [pair.private.public()]
 
 

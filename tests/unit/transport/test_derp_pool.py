@@ -149,10 +149,82 @@ def test_unknown_regions_are_drops_and_dead_ones_back_off():
         await server.start()
         await server.stop()
         a = Client(server)
-        await asyncio.sleep(0.8)
-        assert 1 <= len(a.states) <= 4 and not any(s[1] for s in a.states)
+        await until(lambda: a.pool.unreachable())
+        assert a.pool.unreachable() == {900}
+        assert len(a.states) == 3 and not any(s[1] for s in a.states)
         assert not a.pool.send(0, a.key, b"x") and not a.pool.send(77, a.key, b"x")
         assert a.pool.drops["no relay"] == 2
         a.pool.close()
+
+    run(LOOPS[0], main)
+
+
+def test_a_relay_that_refuses_after_tls_is_not_stormed():
+    async def main() -> None:
+        server = DerpServer(with_meta=False)
+        server.status = b"503 Busy"
+        await server.start()
+        a = Client(server)
+        await asyncio.sleep(2)
+        assert 3 <= len(server.requests) <= 5 and a.pool.unreachable() == {900}
+        a.pool.close()
+        await server.stop()
+
+    run(LOOPS[0], main)
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+def test_w25_no_frame_is_ever_cut(factory):
+    """Many tasks send through a slow relay and a third of them is cancelled at random."""
+
+    async def main() -> None:
+        server = DerpServer()
+        await server.start()
+        a, b = Client(server), Client(server)
+        await a.ready()
+        await b.ready()
+
+        async def sender(i: int) -> None:
+            for _ in range(50):
+                a.pool.send_many(900, b.key, bytes([i]) * 13000, 1300)
+                a.pool.send(900, b.key, bytes([i]) * 1300)
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(sender(i)) for i in range(30)]
+        connection = next(iter(server.transports))
+        for n, task in enumerate(tasks):
+            server.transports[connection].pause_reading()
+            await asyncio.sleep(0.005)
+            server.transports[connection].resume_reading()
+            await asyncio.sleep(0.005)
+            if n % 3 == 0:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        a.pool.send(900, b.key, b"last")
+        await until(lambda: b.packets and b.packets[-1] == b"last")
+        assert all(len(p) == 1300 and len(set(p)) == 1 for p in b.packets[:-1])
+        assert not server.router.drops or set(server.router.drops) == {"queue full"}
+        a.pool.close()
+        b.pool.close()
+        await server.stop()
+
+    run(factory, main)
+
+
+def test_w26_memory_stays_flat_towards_a_stalled_relay():
+    async def main() -> None:
+        server = DerpServer()
+        await server.start()
+        a, b = Client(server), Client(server)
+        await a.ready()
+        for transport in server.transports.values():
+            transport.pause_reading()
+        for _ in range(2000):
+            a.pool.send_many(900, b.key, bytes(26000), 1300)
+        link = a.pool._links[900].connection
+        assert link._data.size_bytes <= 1 << 20 and link.dropped > 0
+        a.pool.close()
+        b.pool.close()
+        await server.stop()
 
     run(LOOPS[0], main)

@@ -173,6 +173,7 @@ class FakeBackend(OptionalBackend):
         """Someone visited the auth URL."""
         self._log_in()
         self.notify(LoginFinished={})
+        self.set_state(schema.STARTING)
         self.notify(SelfChange=node_of(self._self_status()))
         self._restart()
 

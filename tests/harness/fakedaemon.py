@@ -9,7 +9,22 @@ import threading
 from collections.abc import Iterator
 
 from harness.fakebackend import FakeBackend
+from tsd.localapi.call import Call
 from tsd.localapi.server import LocalApiServer
+
+
+class RecordingServer(LocalApiServer):
+    """Keeps `METHOD target` of every call, without the common prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: list[str] = []
+        self.loop: asyncio.AbstractEventLoop
+
+    def _call(self, *args: object, **kwargs: object) -> Call:
+        call = super()._call(*args, **kwargs)  # type: ignore[arg-type]
+        self.recorded.append(f"{call.method} {call.head.target.removeprefix('/localapi/v0/')}")
+        return call
 
 
 async def run(path: str, backend: FakeBackend) -> None:
@@ -20,32 +35,32 @@ async def run(path: str, backend: FakeBackend) -> None:
 
 
 @contextlib.contextmanager
-def serving(path: str, backend: FakeBackend) -> Iterator[asyncio.AbstractEventLoop]:
-    """A server in its own thread, for clients that block."""
+def serving(path: str, backend: FakeBackend) -> Iterator[RecordingServer]:
+    """A server in its own thread, for clients that block. `server.loop` is the loop of that thread."""
     loop = asyncio.new_event_loop()
-    server = LocalApiServer()
-    ready = threading.Event()
+    server = RecordingServer()
+    server.loop = loop
+    ready, stop = threading.Event(), asyncio.Event()
 
-    async def open_it() -> None:
+    async def work() -> None:
         await server.listen(path)
         server.set_backend(backend)
         ready.set()
+        await stop.wait()
+        await server.close()
 
-    def work() -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(open_it())
-        loop.run_forever()
-        loop.run_until_complete(server.close())
-        loop.close()
+    def run_loop() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(work())
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=run_loop, daemon=True)
     thread.start()
     if not ready.wait(5.0):
         raise RuntimeError("the fake daemon did not start")
     try:
-        yield loop
+        yield server
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(stop.set)
         thread.join(5.0)
 
 

@@ -1,0 +1,286 @@
+"""The decisions behind a plan, one function each: whose routes count, which names exist, who answers DNS.
+
+Rules: tailscale: ipn/ipnlocal/local.go (routerConfig), ipn/ipnlocal/node_backend.go (dnsConfigForNetmap),
+net/routemanager. `tsd.routes.planner` puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+
+from tsd.base.addr import QUAD_100, QUAD_100_V6, IPAddress, IPPrefix, parse_ip
+from tsd.base.errors import DecodeError
+from tsd.hull import DnsConfig, LinkState, RouterConfig
+from tsd.netmap.netmap import Netmap
+from tsd.tailcfg.dns import DNSConfig, Resolver
+from tsd.tailcfg.node import Node
+
+DEFAULT_V4, DEFAULT_V6 = ip_network("0.0.0.0/0"), ip_network("::/0")
+EXIT_DNS_SINCE_CAPVER = 26
+"""Nodes of this capability version answer DNS over HTTP on their PeerAPI (tailscale: tailcfg/tailcfg.go)."""
+
+_NEVER_FORWARDED: tuple[IPPrefix, ...] = tuple(
+    ip_network(text)
+    for text in (
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "169.254.0.0/16",
+        "127.0.0.0/8",
+        "224.0.0.0/4",
+        "100.64.0.0/10",
+        "fc00::/7",
+        "fe80::/10",
+        "ff00::/8",
+        "::1/128",
+    )
+)
+"""What an exit node does not offer by way of its default routes (tailscale: ipn/ipnlocal, shrinkDefaultRoute)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteWishes:
+    """The part of the prefs that routing and names depend on."""
+
+    accept_routes: bool = False
+    accept_dns: bool = True
+    exit_node_id: str = ""
+    exit_node_ip: IPAddress | None = None
+    exit_node_allow_lan: bool = False
+    advertise_routes: tuple[IPPrefix, ...] = ()
+    shields_up: bool = False
+    snat_subnet_routes: bool = True
+    stateful_filtering: bool = False
+    netfilter_mode: int = 2
+
+    def is_exit_node(self, node: Node) -> bool:
+        """Whether `node` is the exit node that the user chose."""
+        if self.exit_node_id:
+            return node.stable_id == self.exit_node_id
+        return self.exit_node_ip is not None and self.exit_node_ip in addresses_of(node)
+
+    @property
+    def wants_exit_node(self) -> bool:
+        return bool(self.exit_node_id) or self.exit_node_ip is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that follows; an empty plan undoes everything."""
+
+    wishes: RouteWishes | None = None
+    router: RouterConfig = field(default_factory=RouterConfig)
+    dns: DnsConfig = field(default_factory=DnsConfig)
+    local_prefixes: tuple[IPPrefix, ...] = ()
+    """Destinations that the packet filter lets in at all: own addresses and advertised routes."""
+    hidden_routes: bool = False
+    """Peers offer routes that the user does not accept."""
+
+
+class PrefixCache:
+    """Prefixes by text; entries that do not parse are None. Parsing is most of the cost of a large plan."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, IPPrefix | None] = {}
+
+    def prefixes(self, texts: Iterable[str]) -> list[IPPrefix]:
+        found = []
+        for text in texts:
+            if text in self._known:
+                prefix = self._known[text]
+            else:
+                prefix = self._known[text] = _parse(text)
+            if prefix is not None:
+                found.append(prefix)
+        return found
+
+    def addresses_of(self, node: Node) -> tuple[IPAddress, ...]:
+        """Single addresses of a node; anything else in the list is left out."""
+        own = self.prefixes(node.addresses or ())
+        return tuple(prefix.network_address for prefix in own if prefix.prefixlen == prefix.max_prefixlen)
+
+    def trim(self, limit: int) -> None:
+        if len(self._known) > limit:
+            self._known.clear()
+
+
+def _parse(text: str) -> IPPrefix | None:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def peer_prefixes(node: Node, wishes: RouteWishes, cache: PrefixCache | None = None) -> tuple[IPPrefix, ...]:
+    """Allowed IPs of a peer that are in force: subnet routes only when accepted, defaults only of the exit node."""
+    cache = cache or PrefixCache()
+    own = cache.addresses_of(node)
+    chosen: dict[IPPrefix, None] = {}
+    for prefix in cache.prefixes(node.routed_ips):
+        if prefix.prefixlen == 0:
+            if wishes.is_exit_node(node):
+                chosen[prefix] = None
+        elif wishes.accept_routes or (prefix.prefixlen == prefix.max_prefixlen and prefix.network_address in own):
+            chosen[prefix] = None
+    return tuple(chosen)
+
+
+def addresses_of(node: Node) -> list[IPAddress]:
+    """Single addresses of a node; anything else in the list is left out."""
+    return list(PrefixCache().addresses_of(node))
+
+
+def exit_node_of(netmap: Netmap, wishes: RouteWishes) -> Node | None:
+    """The peer chosen as exit node, when it is there."""
+    if not wishes.wants_exit_node:
+        return None
+    return next((node for node in netmap.peers.values() if wishes.is_exit_node(node)), None)
+
+
+def offers_hidden_routes(node: Node, wishes: RouteWishes) -> bool:
+    return bool(node.primary_routes) and not wishes.accept_routes
+
+
+def host_name(node: Node) -> str:
+    return node.name.rstrip(".").lower()
+
+
+def order_of(prefix: IPPrefix) -> tuple[int, int, int]:
+    return prefix.version, int(prefix.network_address), prefix.prefixlen
+
+
+def local_destinations(netmap: Netmap, wishes: RouteWishes, cache: PrefixCache) -> tuple[IPPrefix, ...]:
+    """Own addresses, and advertised routes without the ranges that stay private behind a default route."""
+    found = cache.prefixes(netmap.self_node.addresses or ())
+    for prefix in wishes.advertise_routes:
+        found += [prefix] if prefix.prefixlen else _without_private(prefix)
+    return tuple(found)
+
+
+def _without_private(default: IPPrefix) -> list[IPPrefix]:
+    left: list[IPPrefix] = [default]
+    for hole in _NEVER_FORWARDED:
+        if hole.version == default.version:
+            left = [piece for prefix in left for piece in _cut(prefix, hole)]
+    return left
+
+
+def _cut(prefix: IPPrefix, hole: IPPrefix) -> list[IPPrefix]:
+    if not prefix.overlaps(hole):
+        return [prefix]
+    if hole.prefixlen <= prefix.prefixlen:
+        return []
+    return list(prefix.address_exclude(hole))  # type: ignore[arg-type]
+
+
+def router_config(
+    netmap: Netmap, wishes: RouteWishes, peer_routes: Iterable[IPPrefix], link: LinkState | None, cache: PrefixCache
+) -> RouterConfig:
+    own = tuple(cache.prefixes(netmap.self_node.addresses or ()))
+    families = {prefix.version for prefix in own}
+    routes = dict.fromkeys(peer_routes)
+    if 4 in families:
+        routes[ip_network(QUAD_100)] = None
+    if 6 in families:
+        routes[ip_network(QUAD_100_V6)] = None
+    local_routes: tuple[IPPrefix, ...] = ()
+    if wishes.wants_exit_node:
+        # Both, whatever the exit node offers and even while it is missing: nothing may leak around it.
+        routes |= {DEFAULT_V4: None, DEFAULT_V6: None}
+        lan = _lan_prefixes(link)
+        if wishes.exit_node_allow_lan:
+            local_routes = lan
+        else:
+            routes |= dict.fromkeys(lan)
+    return RouterConfig(
+        local_addresses=own,
+        routes=tuple(sorted(routes, key=order_of)),
+        local_routes=local_routes,
+        subnet_routes=tuple(sorted(wishes.advertise_routes, key=order_of)),
+        snat_subnet_routes=wishes.snat_subnet_routes,
+        stateful_filtering=wishes.stateful_filtering,
+        netfilter_mode=wishes.netfilter_mode,
+    )
+
+
+def _lan_prefixes(link: LinkState | None) -> tuple[IPPrefix, ...]:
+    """Networks on the host's own interfaces that an exit node would otherwise hide."""
+    if link is None:
+        return ()
+    every = {prefix: None for prefixes in link.interface_addresses.values() for prefix in prefixes}
+    shared = [p for p in every if p.prefixlen < p.max_prefixlen and not (p.is_loopback or p.is_link_local)]
+    return tuple(sorted(shared, key=order_of))
+
+
+def host_records(
+    netmap: Netmap, peer_hosts: Mapping[str, tuple[IPAddress, ...]], cache: PrefixCache
+) -> dict[str, tuple[IPAddress, ...]]:
+    """Names of peers and of ourselves, and control's extra records."""
+    hosts = dict(peer_hosts)
+    own_name = host_name(netmap.self_node)
+    if own_name:
+        hosts[own_name] = cache.addresses_of(netmap.self_node)
+    for record in netmap.dns.extra_records or ():
+        ip = _address(record.value)
+        if ip is not None and record.type in ("", "A", "AAAA"):
+            name = record.name.rstrip(".").lower()
+            hosts[name] = (*hosts.get(name, ()), ip)
+    return hosts
+
+
+def dns_config(
+    netmap: Netmap, wishes: RouteWishes, hosts: dict[str, tuple[IPAddress, ...]], exit_node: Node | None
+) -> DnsConfig:
+    """Names are answered by us in every case; the rest is for nodes that accept the tailnet's DNS settings."""
+    control: DNSConfig = netmap.dns
+    suffix = netmap.magic_suffix if control.proxied else ""
+    routes = {name.strip(".").lower(): upstreams(resolvers or ()) for name, resolvers in (control.routes or {}).items()}
+    if suffix:
+        routes.setdefault(suffix.lower(), ())
+    resolvers = upstreams(control.resolvers or ())
+    if wishes.wants_exit_node:
+        kept = upstreams(resolver for resolver in control.resolvers or () if resolver.use_with_exit_node)
+        resolvers = kept or exit_node_resolvers(exit_node) or resolvers
+    return DnsConfig(
+        hosts=hosts,
+        search_domains=_search_domains(control.domains or ()),
+        routes=routes,
+        resolvers=resolvers,
+        magic_suffix=suffix,
+        wants_os_config=wishes.accept_dns,
+    )
+
+
+def exit_node_resolvers(exit_node: Node | None) -> tuple[str, ...]:
+    """Where an exit node answers DNS for those who use it; empty when it cannot."""
+    if exit_node is None:
+        return ()
+    if exit_node.is_wireguard_only:
+        return upstreams(exit_node.exit_node_dns_resolvers or ())
+    hostinfo = exit_node.hostinfo
+    if hostinfo is None or not (hostinfo.service_port("peerapi-dns-proxy") or exit_node.cap >= EXIT_DNS_SINCE_CAPVER):
+        return ()
+    for ip in addresses_of(exit_node):
+        port = hostinfo.service_port("peerapi4" if ip.version == 4 else "peerapi6")
+        if port:
+            host = f"[{ip}]" if ip.version == 6 else str(ip)
+            return (f"http://{host}:{port}/dns-query",)
+    return ()
+
+
+def _search_domains(domains: Iterable[str]) -> tuple[str, ...]:
+    """Without empties, trailing dots and repetitions."""
+    return tuple(dict.fromkeys(d.strip(".") for d in domains if d.strip(".") and len(d) <= 253))
+
+
+def upstreams(resolvers: Iterable[Resolver]) -> tuple[str, ...]:
+    return tuple(resolver.addr for resolver in resolvers if resolver.addr)
+
+
+def _address(text: str) -> IPAddress | None:
+    try:
+        return parse_ip(text)
+    except DecodeError:
+        return None

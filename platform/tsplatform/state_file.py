@@ -137,12 +137,19 @@ class FileStore:
         if raw is not None:
             try:
                 self._values = decode(raw)
+                self._refresh_backup(raw)
                 return
             except ValueError as err:
                 reason = str(err)
                 if "sealed" in reason:
                     raise StateError(f"{self.path}: {reason}") from None
         self._recover(raw is not None, reason)
+
+    def _refresh_backup(self, raw: bytes) -> None:
+        """Another program (tailscaled) may have written the file, or a crash came between file and backup."""
+        with contextlib.suppress(OSError, StateError):
+            if _read(self.backup_path) != raw:
+                fsync.replace(self.backup_path, raw)
 
     def _recover(self, has_file: bool, reason: str) -> None:
         try:

@@ -72,6 +72,15 @@ def test_a_missing_file_with_a_backup_goes_on_as_the_same_node(tmp_path: Path) -
     assert path.exists()
 
 
+def test_the_backup_follows_what_another_program_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    FileStore(path).put("a", b"1")
+    path.write_text('{"a": "Mg=="}')
+    FileStore(path)
+    path.write_bytes(b"")
+    assert FileStore(path).get("a") == b"2"
+
+
 def test_a_sealed_file_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text('{"key": "", "nonce": "", "data": ""}')

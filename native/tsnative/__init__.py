@@ -26,7 +26,7 @@ def _import_native() -> tuple[ModuleType | None, str]:
     try:
         module = importlib.import_module("tsnative._core")
     except ImportError as err:
-        return None, f"not built ({err})"
+        return None, f"not built: {err}"
     if getattr(module, "ABI", None) != ABI:
         text = f"stale build (ABI {getattr(module, 'ABI', None)}, want {ABI}): reinstall tsd-net"
         warnings.warn(f"tsnative: {text}; using the Python pump", RuntimeWarning, stacklevel=2)

@@ -1,15 +1,16 @@
 """Profiles: several logins on one machine, kept in the layout of tailscaled.state so that an identity can move.
 
 tailscale: ipn/ipnlocal/profiles.go, ipn/store.go. Keys of the store: `_machinekey`, `_profiles`, `_current-profile`,
-`profile-<4 hex>` (prefs with the node's keys), `_daemon` (prefs of versions before profiles). One more of ours,
-`_tsd-draft`: the prefs of a login that has not finished, so that a restart goes on with the same node key; Go
-programs ignore it. Windows users and their sentinel keys are not handled.
+`profile-<4 hex>` (prefs with the node's keys), `_daemon` (prefs of versions before profiles). Two more of ours, which
+Go programs ignore: `_tsd-draft`, the prefs of a login that has not finished, so that a restart goes on with the same
+node key; `_tsd-addresses/<id>`, the node's own addresses, so that a stopped node can tell them after a restart.
+Windows users and their sentinel keys are not handled.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +30,7 @@ KNOWN_PROFILES_KEY = "_profiles"
 CURRENT_PROFILE_KEY = "_current-profile"
 LEGACY_PREFS_KEY = "_daemon"
 DRAFT_KEY = "_tsd-draft"
+ADDRESSES_KEY = "_tsd-addresses/"
 
 
 class ProfileNotFound(TsdError):
@@ -152,6 +154,11 @@ class Profiles:
         self._store.put(MACHINE_KEY, made.text().encode())
         return made
 
+    def addresses(self) -> tuple[str, ...]:
+        """The current profile's own addresses as the server last gave them; empty when it never did."""
+        raw = self._store.get(ADDRESSES_KEY + self.current.id) if self.current.id else None
+        return tuple((raw or b"").decode("ascii", "replace").split())
+
     # --- changing ----------------------------------------------------------------------------------------------
 
     def save(self, prefs: Prefs, network: NetworkProfile | None = None) -> LoginProfile:
@@ -176,6 +183,11 @@ class Profiles:
         if is_draft:
             self._store.put(DRAFT_KEY, None)
         return profile
+
+    def remember_addresses(self, addresses: Iterable[str]) -> None:
+        """For `addresses` after a restart; a profile that is not stored yet has none."""
+        if self.current.id:
+            self._store.put(ADDRESSES_KEY + self.current.id, " ".join(addresses).encode())
 
     def new(self) -> None:
         """Leave the current profile for an empty one, which is stored only when its login succeeds."""
@@ -205,6 +217,7 @@ class Profiles:
             self.new()
         self._store.put(profile.key, None)
         self._store.put(f"_serve/{profile.id}", None)
+        self._store.put(ADDRESSES_KEY + profile.id, None)
         self._known.pop(profile.id, None)
         self._write_known()
 

@@ -212,7 +212,9 @@ _ALL = (
         "high",
         "hull",
         "State not readable",
-        "State store failed to initialize, Tailscale will not work until this is resolved. {error}",
+        # Word for word: tools look for this beginning.
+        "State store failed to initialize, Tailscale will not work until this is resolved."
+        " See https://tailscale.com/s/state-store-init-error. Error: {error}",
     ),
     Warnable(
         "invalid-packet-filter",

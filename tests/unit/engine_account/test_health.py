@@ -65,4 +65,4 @@ def test_state_store_text_begins_as_tools_expect() -> None:
     health = Health(ManualClock())
     health.set("state-store-health", error="/x: damaged")
     expected = "State store failed to initialize, Tailscale will not work until this is resolved."
-    assert health.texts() == [f"{expected} /x: damaged"]
+    assert health.texts() == [f"{expected} See https://tailscale.com/s/state-store-init-error. Error: /x: damaged"]

@@ -182,3 +182,15 @@ def test_idle_saves_write_nothing() -> None:
     before = {name: store.get(name) for name in store.names()}
     profiles.save(profiles.prefs)
     assert {name: store.get(name) for name in store.names()} == before
+
+
+def test_own_addresses_are_known_after_a_restart_and_go_with_the_profile() -> None:
+    store = MemoryStore()
+    profiles = _profiles(store)
+    profiles.remember_addresses(["100.64.0.1"])
+    assert profiles.addresses() == ()
+    profile = profiles.save(_logged_in())
+    profiles.remember_addresses(["100.64.0.1", "fd7a:115c:a1e0::1"])
+    assert _profiles(store).addresses() == ("100.64.0.1", "fd7a:115c:a1e0::1")
+    profiles.delete(profile.id)
+    assert set(store.names()) <= {"_profiles", "_current-profile"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -58,8 +58,11 @@ class ControlEvents(Protocol):
     def on_login_done(self, response: RegisterResponse, node_key: NodePrivate) -> None:
         """The server accepted `node_key`, which may be one that the session had to make (the old one had expired)."""
 
-    def on_map(self, message: MapResponse, is_first: bool) -> None:
-        """`is_first` on the first message of a stream. A `TsdError` ends the stream; it is opened anew."""
+    def on_map(self, message: MapResponse, is_first: bool) -> Awaitable[None] | None:
+        """`is_first` on the first message of a stream. A `TsdError` ends the stream; it is opened anew.
+
+        What is returned is awaited before the next message: applying a large map may pause between slices.
+        """
 
     def on_error(self, text: str, is_refusal: bool) -> None:
         """Something failed and is being retried. `is_refusal`: the server refused the login. "" = well again."""
@@ -384,7 +387,9 @@ class ControlSession:
             async for message in stream:
                 self._one_shots(message)
                 if not message.keep_alive:
-                    self._events.on_map(message, is_first)
+                    applying = self._events.on_map(message, is_first)
+                    if applying is not None:
+                        await applying
                     is_first = False
                     self._set_connected(True)
                 backoff.reset()

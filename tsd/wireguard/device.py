@@ -131,6 +131,13 @@ class WireGuard:
         self._forget_indexes(peer)
         self._core.remove_peer(handle)
 
+    def restart_peer(self, handle: int) -> None:
+        """The peer is known to have lost its sessions: drop ours, so that the next packet shakes hands at once."""
+        peer = self._peers.get(handle)
+        if peer is not None:
+            self._drop_keys(peer)
+            peer.handshake_sent_at = -NEVER
+
     def has_peer(self, handle: int) -> bool:
         return handle in self._peers
 
@@ -438,16 +445,17 @@ class WireGuard:
             peer.keepalive_is_extra = True
 
     def _zero(self, peer: Peer) -> None:
+        peer.staged.clear()
+        self._drop_keys(peer)
+        self._outputs.append(KeysZeroed(peer.handle))
+
+    def _drop_keys(self, peer: Peer) -> None:
         peer.zero_keys_at = peer.retransmit_at = NEVER
         settle_keepalive(peer)
         peer.new_handshake_at = peer.session_expires_at = NEVER
-        if peer.pending is not None:
-            self._by_index.pop(peer.pending.local_index, None)
-            peer.pending = None
-        peer.staged.clear()
         self._forget_indexes(peer)
+        peer.pending = None
         self._core.drop_sessions(peer.handle)
-        self._outputs.append(KeysZeroed(peer.handle))
 
     # Small things
 

@@ -488,3 +488,17 @@ def test_many_peers_have_one_timer_heap() -> None:
 def test_flights_are_typed() -> None:
     node = WgNode("n", "100.64.0.1", ManualClock())
     assert Flight(b"\4" + bytes(31), node, 1).is_keepalive
+
+
+def test_restarted_peer_gets_a_handshake_at_once() -> None:
+    wire = established()
+    wire.b = WgNode("b", "100.64.0.2", wire.clock)
+    wire.b.add_peer(2, wire.a)
+    wire.a.send(wire.a.udp_to(wire.b))
+    wire.run()
+    assert wire.b.received == []
+    wire.a.wg.restart_peer(1)
+    wire.a.wg.restart_peer(77)
+    wire.a.send(wire.a.udp_to(wire.b))
+    wire.run()
+    assert len(wire.b.received) == 1 and wire.count(INITIATION) == 1

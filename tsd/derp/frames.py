@@ -27,6 +27,8 @@ MAX_PACKET_BYTES = 64 << 10
 MAX_FRAME_BYTES = 1 << 20
 MAX_CLIENT_INFO_BYTES = 256 << 10
 KEEP_ALIVE_S = 60.0
+_DISCO_MAGIC = b"TS\xf0\x9f\x92\xac"
+_DISCO_MIN_BYTES = 62
 
 
 class FrameType(IntEnum):
@@ -55,6 +57,11 @@ GONE_NOT_HERE = 1
 class RawFrame(NamedTuple):
     kind: int
     payload: bytes
+
+
+def looks_like_disco(packet: bytes) -> bool:
+    """Path discovery goes into a queue of its own (the rule is upstream's: magic and least length)."""
+    return packet[:6] == _DISCO_MAGIC and len(packet) >= _DISCO_MIN_BYTES
 
 
 def frame(kind: int, payload: bytes = b"") -> bytes:

@@ -20,7 +20,6 @@ from tsd.base.machine import Deadline
 from tsd.derp import frames
 from tsd.derp.frames import FrameSplitter, FrameType
 from tsd.derp.queue import FrameQueue
-from tsd.disco.box import is_disco
 
 LOGIN_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 10.0
@@ -197,7 +196,7 @@ class DerpRouter:
         target = destinations[-1]
         if target.connection not in client.reached:
             self._note_reached(client, target.connection)
-        queue = target.disco if is_disco(packet) else target.data
+        queue = target.disco if frames.looks_like_disco(packet) else target.data
         dropped = queue.dropped
         queue.push(frames.recv_packet(client.key, packet))
         self.packets += 1
@@ -222,7 +221,7 @@ class DerpRouter:
         elapsed = now - client.not_here_at
         client.not_here_at = now
         client.not_here_tokens = min(NOT_HERE_BURST, client.not_here_tokens + elapsed)
-        if client.not_here_tokens >= 1 and is_disco(packet):
+        if client.not_here_tokens >= 1 and frames.looks_like_disco(packet):
             client.not_here_tokens -= 1
             self._control(client, frames.encode_peer_gone(payload[: frames.KEY_BYTES], frames.GONE_NOT_HERE))
 

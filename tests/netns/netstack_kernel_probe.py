@@ -20,10 +20,9 @@ from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 
 from harness.netwire import split
-from tsplatform.userspace.tun import NetstackTun
-
 from tsd.base.addr import AddrPort
 from tsd.hull import Frame, Stream
+from tsplatform.userspace.tun import NetstackTun
 
 KERNEL = {4: "10.77.0.1", 6: "fd77::1"}
 STACK = {4: "10.77.0.2", 6: "fd77::2"}
@@ -86,8 +85,6 @@ class Link:
             self.impair(packet, self.deliver if REORDER else lambda kept: batch.append(Frame(kept)))
         if batch:
             self.tun.deliver(batch)
-
-
 
 
 class KernelStream:

@@ -1,4 +1,4 @@
-"""The kernel's TCP as the oracle of ours: bulk, half-close, RST, zero window, both openers, both families, with loss."""
+"""The kernel's TCP as the oracle of ours: bulk, half-close, RST, zero window, both families, with loss."""
 
 from __future__ import annotations
 
@@ -35,7 +35,15 @@ def namespace() -> Iterator[str]:
 def test_against_the_kernel(namespace: str, loss: float, reorder: float, duplicate: float, megabytes: float) -> None:
     paths = [str(ROOT), str(ROOT / "platform"), str(ROOT / "native"), str(ROOT / "tests")]
     done = subprocess.run(
-        ["ip", "netns", "exec", namespace, sys.executable, str(PROBE), *map(str, (loss, reorder, duplicate, megabytes))],
+        [
+            "ip",
+            "netns",
+            "exec",
+            namespace,
+            sys.executable,
+            str(PROBE),
+            *map(str, (loss, reorder, duplicate, megabytes)),
+        ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,

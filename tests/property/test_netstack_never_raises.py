@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fuzz.targets.netstack import FUZZ_TARGETS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzz.targets.netstack import FUZZ_TARGETS
 from tsd.netstack.tcp.buffers import ReceiveBuffer, SendBuffer
 from tsd.netstack.tcp.scoreboard import Scoreboard
 
@@ -56,7 +57,7 @@ def test_receive_buffer_agrees_with_a_set_of_bytes(pieces: list[tuple[int, int]]
         assert buffer.next == edge
         assert buffer.early_bytes == sum(1 for n in have if n > edge)
         starts = [(run.start, run.end) for run in buffer.runs]
-        assert starts == sorted(starts) and all(a[1] < b[0] for a, b in zip(starts, starts[1:], strict=False))
+        assert starts == sorted(starts) and all(a[1] < b[0] for a, b in pairwise(starts))
         assert {n for a, b in starts for n in range(a, b)} == {n for n in have if n > edge}
         got += buffer.read(limit)
     got += buffer.read(1000)
@@ -111,5 +112,5 @@ def test_scoreboard_counts_match_its_records(sizes: list[int], steps: list[tuple
         assert board.sacked_bytes == sum(r.end - r.seq for r in records if r.is_sacked)
         assert board.lost_bytes == sum(r.end - r.seq for r in records if r.is_lost)
         assert not records or (records[0].seq == una and records[-1].end == at)
-        assert all(a.end == b.seq for a, b in zip(records, records[1:], strict=False))
+        assert all(a.end == b.seq for a, b in pairwise(records))
         assert delivered == una + board.sacked_bytes

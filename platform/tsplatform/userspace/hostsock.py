@@ -99,6 +99,7 @@ class HostDatagrams:
         self._sock.bind(("0.0.0.0" if family == 4 else "::", 0))
         self.local = address_of(self._sock.getsockname())
         self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
 
     def send(self, data: bytes, remote: AddrPort) -> None:
@@ -106,13 +107,37 @@ class HostDatagrams:
             self._sock.sendto(data, (str(remote.ip), remote.port))
 
     async def receive(self) -> tuple[bytes, AddrPort]:
-        data, source = await self._loop.sock_recvfrom(self._sock, 65535)
-        return data, address_of(source)
+        while True:  # uvloop has no sock_recvfrom
+            if self._is_closed:
+                raise ConnectionAbortedError(103, "the port is closed")
+            try:
+                data, source = self._sock.recvfrom(65535)
+                return data, address_of(source)
+            except (BlockingIOError, InterruptedError):
+                await self._wait_readable()
+
+    async def _wait_readable(self) -> None:
+        self._waiter = self._loop.create_future()
+        self._loop.add_reader(self._sock.fileno(), _wake, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if not self._is_closed:
+                self._loop.remove_reader(self._sock.fileno())
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
+            self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
+            if self._waiter is not None:
+                _wake(self._waiter)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Acceptor:

@@ -1,4 +1,4 @@
-"""Fuzz targets of the userspace stack and its proxies: foreign bytes never raise and never grow tables without bound."""
+"""Fuzz targets of the userspace stack and its proxies: foreign bytes never raise, tables stay bounded."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 
 import pytest
-from harness.netwire import A4, A6, B4, B6, Pair
 
+from harness.netwire import A4, A6, B4, B6, Pair
 from tsd.base.addr import AddrPort
 from tsd.base.entropy import SeededEntropy
 from tsd.hull import Frame

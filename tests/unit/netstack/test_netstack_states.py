@@ -5,13 +5,13 @@ from __future__ import annotations
 from ipaddress import ip_address
 
 import pytest
-from harness.netwire import A4, B4, Pair, Wire
 
+from harness.netwire import A4, B4, Pair, Wire
 from tsd.base.addr import AddrPort
 from tsd.base.entropy import SeededEntropy
 from tsd.hull import Frame
-from tsd.netstack.events import StreamAdvanced
 from tsd.netstack import flows
+from tsd.netstack.events import StreamAdvanced
 from tsd.netstack.stack import Stack
 from tsd.netstack.tcp import constants as c
 from tsd.netstack.tcp.segment import Header, parse_segment, syn_options, timestamp_option

@@ -6,8 +6,8 @@ import hashlib
 from random import Random
 
 import pytest
-from harness.netwire import Pair, Wire
 
+from harness.netwire import Pair, Wire
 from tsd.netstack.tcp import constants as c
 from tsd.netstack.tcp.connection import Connection
 

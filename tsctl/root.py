@@ -84,6 +84,16 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         ctx.note("interrupted")
         return 1
+    except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
+        if os.environ.get("TSCTL_DEBUG"):
+            raise
+        _flush_out()
+        command = words[0] if words else ""
+        ctx.note(
+            f"the daemon's answer is not what tsctl {command} expects ({type(error).__name__}: {error});"
+            " is it of another version? TSCTL_DEBUG=1 shows where"
+        )
+        return 1
 
 
 def _rewritten(words: Sequence[str]) -> list[str]:

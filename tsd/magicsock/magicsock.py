@@ -41,6 +41,7 @@ _PING_BYTES = 124
 _LAST_USER_MAX = 65536
 _LINK_SETTLES_S = 0.2
 _NO_ROUTE_ERRNOS = frozenset({errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+_LOST_ERRNOS = _NO_ROUTE_ERRNOS | {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 _REBIND_ERRNOS = frozenset({errno.EPERM, errno.EPIPE})
 
 
@@ -229,7 +230,7 @@ class Magicsock:
         candidate = peer.candidates.get(address)
         if candidate is not None and error in _NO_ROUTE_ERRNOS:
             candidate.is_unreachable = True
-        if peer.best.address == address:
+        if peer.best.address == address and error in _LOST_ERRNOS:
             peer.clear_best()
             self._tell(peer, now)
 

@@ -169,7 +169,7 @@ class DerpConnection(asyncio.Protocol):
         sock = await dial(node, self._options)
         try:
             transport = await self._secure(node, sock)
-        except (OSError, ssl.SSLError, TimeoutError) as err:
+        except (OSError, ssl.SSLError, TimeoutError, ValueError) as err:
             sock.close()
             raise DerpError(f"{node.host_name}: TLS: {_text(err)}") from None
         except BaseException:

@@ -248,6 +248,9 @@ class DerpPool:
             await connection.open(prefers=prefers)
         except DerpError as err:
             connection.close(str(err))
+        except Exception as err:
+            _log.exception("relay connection failed unexpectedly")
+            connection.close(str(err))
 
     def _wait(self, link: _Link) -> None:
         """Every region waits out its back-off; only the home region is dialled again without being asked."""

@@ -258,6 +258,8 @@ def test_send_errors_clear_the_best_address_or_ask_for_a_rebind():
     bench.sock.send_failed(None, A4, errno.EPERM, bench.now)
     assert bench.out() == [RebindWanted("EPERM")]
     assert bench.sock.route(0, bench.now).udp == A4
+    bench.sock.send_failed(0, A4, errno.EMSGSIZE, bench.now)
+    assert bench.sock.route(0, bench.now).udp == A4
     bench.sock.send_failed(0, A4, errno.EHOSTUNREACH, bench.now)
     assert bench.sock.route(0, bench.now).udp is None
 
@@ -382,6 +384,18 @@ def test_roaming_to_another_network_keeps_the_peer_reachable():
     lab.drain(a)
     lab.talk(a, b, 10)
     assert lab.is_direct(a, b) and lab.is_direct(b, a)
+
+
+def test_private_address_is_preferred_at_equal_latency():
+    lan = AddrPort.parse("192.168.7.7:41641")
+    bench = Bench([A4, lan])
+    bench.sock.route(0, bench.now)
+    pings = [(where, m.txid) for where, m in bench.opened() if isinstance(m, messages.Ping)]
+    bench.now += 0.01
+    for where, txid in pings:
+        bench.say(messages.Pong(txid, A4), where)
+    assert bench.sock.route(0, bench.now) == Route(lan, 0)
+    assert bench.sock.path(0, bench.now).latency_s == pytest.approx(0.01)
 
 
 def test_hundred_peers_share_one_timer_queue():

@@ -14,6 +14,8 @@ from tsd.netstack.tcp.tcb import NO_TIMER, SYN_TIMER, unwrap
 
 
 class Connection(Receiver):
+    __slots__ = ()
+
     # -- opening -----------------------------------------------------------------------------------------------
 
     def open(self, now: float) -> None:

@@ -14,6 +14,8 @@ _QUICK_ACKS = 8
 
 
 class Receiver(Sender):
+    __slots__ = ()
+
     def on_payload(self, segment: Segment, seq: int, now: float) -> None:
         """`seq` is absolute; the segment overlaps the window."""
         payload = segment.payload

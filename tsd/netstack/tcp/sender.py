@@ -22,6 +22,8 @@ from tsd.netstack.tcp.tcb import (
 
 
 class Sender(Tcb):
+    __slots__ = ()
+
     # -- transmission ------------------------------------------------------------------------------------------
 
     def output(self, now: float) -> None:

@@ -155,9 +155,14 @@ class ControlRequests:
         if asked.stream:
             await self._stream(node, asked, request)
             return
-        self._host.coordinator.update(node, asked, self._host.moment())
+        if asked.omit_peers:
+            self._host.coordinator.update(node, asked, self._host.moment())
+            self._host.drain()
+            await request.respond(200)
+            return
+        frame = self._host.coordinator.map_once(node, asked, self._host.moment())
         self._host.drain()
-        await request.respond(200)
+        await request.respond(200, _framed(frame, asked.compress == "zstd", compress))
 
     async def _stream(self, node: NodeRecord, asked: MapRequest, request: Http2Request) -> None:
         session = next(self._tokens)
@@ -168,8 +173,7 @@ class ControlRequests:
             self._host.drain()
             request.start(200, [("content-type", "application/json")])
             while (frame := await poll.frames.get()) is not None:
-                payload = self._compress(frame) if poll.is_compressed else frame
-                await request.send(_LENGTH.pack(len(payload)) + payload)
+                await request.send(_framed(frame, poll.is_compressed, self._compress))
         finally:
             del self._polls[session]
             self._host.coordinator.close_poll(session, self._host.moment())
@@ -190,6 +194,11 @@ class ControlRequests:
         if future is not None and not future.done():
             future.set_result(body)
         await request.respond(200)
+
+
+def _framed(frame: bytes, is_compressed: bool, pack: Callable[[bytes], bytes]) -> bytes:
+    payload = pack(frame) if is_compressed else frame
+    return _LENGTH.pack(len(payload)) + payload
 
 
 def _check_version(version: int) -> None:

@@ -27,6 +27,7 @@ def routes(server: CoordServer) -> web.Application:
     app = web.Application(client_max_size=64 << 10)
     app.router.add_get("/key", pages.key)
     app.router.add_get("/health", pages.health)
+    app.router.add_get("/derpmap.json", pages.derp_map)
     app.router.add_get("/register/{auth_id}", pages.register)
     app.router.add_post("/verify", pages.verify)
     app.router.add_route("*", "/ts2021", pages.upgrade_required)
@@ -48,6 +49,11 @@ class _Pages:
 
     async def health(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "pass"})
+
+    async def derp_map(self, _request: web.Request) -> web.Response:
+        """For tools that want a relay map by URL; it says nothing that a STUN or TLS scan would not."""
+        body = encode_json(self._server.coordinator.config.derp_map)
+        return web.Response(body=body, content_type="application/json")
 
     async def ping_response(self, _request: web.Request) -> web.Response:
         return web.Response()

@@ -118,6 +118,11 @@ class Coordinator:
             self.registry.put(changed, _difference(node, changed))
         self.settle(moment)
 
+    def map_once(self, node: NodeRecord, request: MapRequest, moment: Moment) -> bytes:
+        """One whole map without a poll."""
+        self.update(node, request, moment, is_poll=True)
+        return self.sessions.snapshot(node.id, moment)
+
     def send_ping(self, node_id: int, ping: PingRequest) -> bool:
         """Put a PingRequest on every poll of the node; False when it has none."""
         frame = encode_json({"PingRequest": ping})

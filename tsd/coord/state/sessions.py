@@ -74,6 +74,10 @@ class Sessions:
         self.by_node.setdefault(node_id, {})[session_id] = None
         self._send(session, self._full_map(session, moment.wall_ns), moment.now)
 
+    def snapshot(self, node_id: int, moment: Moment) -> bytes:
+        """The whole map for one who asks just once."""
+        return encode_json(self._full_map(Session(0, node_id, ""), moment.wall_ns))
+
     def stop(self, session_id: int) -> Session | None:
         session = self.open.pop(session_id, None)
         if session is not None:

@@ -9,41 +9,41 @@ from collections import deque
 
 
 class FrameQueue:
-    """Whole frames, oldest first; `dropped` counts what had to go."""
+    """Stretches of whole frames, oldest first; `dropped` counts the packets that had to go."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
         self.dropped = 0
-        self._frames: deque[bytes] = deque()
+        self._stretches: deque[tuple[bytes, int]] = deque()
 
     def __len__(self) -> int:
-        return len(self._frames)
+        return len(self._stretches)
 
-    def push(self, frame: bytes) -> None:
-        """Append, making room at the head; a frame larger than the queue replaces everything."""
-        self._frames.append(frame)
-        self.size_bytes += len(frame)
-        while self.size_bytes > self.limit_bytes and len(self._frames) > 1:
-            self.size_bytes -= len(self._frames.popleft())
-            self.dropped += 1
+    def push(self, frames: bytes, packets: int = 1) -> None:
+        """Append, making room at the head; what is larger than the queue replaces everything."""
+        self._stretches.append((frames, packets))
+        self.size_bytes += len(frames)
+        while self.size_bytes > self.limit_bytes and len(self._stretches) > 1:
+            gone, count = self._stretches.popleft()
+            self.size_bytes -= len(gone)
+            self.dropped += count
 
-    def take(self, budget_bytes: int) -> list[bytes]:
-        """Frames worth at most `budget_bytes`, but at least one when there is any."""
-        frames = self._frames
-        if self.size_bytes <= budget_bytes:
-            taken = list(frames)
-            frames.clear()
-            self.size_bytes = 0
-            return taken
-        taken = []
-        left = budget_bytes
-        while frames and (not taken or len(frames[0]) <= left):
-            taken.append(frames.popleft())
-            left -= len(taken[-1])
+    def take(self, budget_bytes: int, max_packets: int = 1 << 30) -> list[bytes]:
+        """Stretches within both limits, but at least one when there is any."""
+        taken: list[bytes] = []
+        stretches, left = self._stretches, budget_bytes
+        while stretches:
+            frames, packets = stretches[0]
+            if taken and (len(frames) > left or packets > max_packets):
+                break
+            stretches.popleft()
+            taken.append(frames)
+            left -= len(frames)
+            max_packets -= packets
         self.size_bytes -= budget_bytes - left
         return taken
 
     def clear(self) -> None:
-        self._frames.clear()
+        self._stretches.clear()
         self.size_bytes = 0

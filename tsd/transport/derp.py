@@ -3,8 +3,7 @@
 Spec: tailscale: derp/derphttp. Writes happen in one synchronous step that hands whole frames to the transport, so
 no cancelled task can cut a frame (W25). Queues are bounded in bytes and drop their oldest packets (W26). Upstream's
 relay holds 32 packets per receiver and drops the rest, so data leaves in small paced chunks unless the relay says
-that its queues are deep. Which
-regions are open, and when to dial again, is decided by `tsd.transport.derp_pool`.
+that its queues are deep. Which regions are open, and when to dial again, is decided by `tsd.transport.derp_pool`.
 """
 
 from __future__ import annotations
@@ -13,15 +12,11 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from tsd.base.addr import IPAddress, parse_ip
-from tsd.base.clock import Clock
-from tsd.base.entropy import Entropy
-from tsd.base.errors import DecodeError, ProtocolError, TsdError
-from tsd.base.keys import NodePrivate, NodePublic
+from tsd.base.addr import IPAddress
+from tsd.base.errors import ProtocolError
+from tsd.base.keys import NodePublic
 from tsd.base.log import fields
 from tsd.derp import client as machine
 from tsd.derp import frames
@@ -31,14 +26,15 @@ from tsd.derp.queue import FrameQueue
 from tsd.disco.box import is_disco
 from tsd.tailcfg.derpmap import DERPNode, DERPRegion
 from tsd.transport import tls
+from tsd.transport.derp_dial import DerpError as DerpError
+from tsd.transport.derp_dial import DerpOptions as DerpOptions
+from tsd.transport.derp_dial import dial as dial
+from tsd.transport.derp_dial import literal_ip, text_of
 from tsd.transport.finetimer import FineTimer
 
 _log = logging.getLogger("tsd.transport.derp")
 
 CONNECT_TIMEOUT_S = 10.0
-DIAL_TIMEOUT_S = 1.5
-SECOND_FAMILY_DELAY_S = 0.2
-QUEUE_BYTES = 1 << 20
 _HEAD_MAX_BYTES = 16 << 10
 _WRITE_HIGH_BYTES = 256 << 10
 _CHUNK_PACKETS = 8
@@ -47,10 +43,6 @@ _PACE_BYTES_PER_S = 48 << 20
 _PACE_BURST_BYTES = 24 << 10
 _PACE_TICK_S = 0.0002
 _DEEP_QUEUE_BYTES = 256 << 10
-
-
-class DerpError(TsdError):
-    """A relay could not be reached or refused us; the text names the step."""
 
 
 class Owner(Protocol):
@@ -65,19 +57,6 @@ class Owner(Protocol):
     def on_health(self, connection: DerpConnection, text: str) -> None: ...
 
     def on_closed(self, connection: DerpConnection, reason: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DerpOptions:
-    """What all connections of one engine share."""
-
-    private: NodePrivate
-    clock: Clock
-    entropy: Entropy
-    protect: Callable[[socket.socket], None]
-    plain_http: bool = False
-    prefer_ipv6: bool = False
-    queue_bytes: int = QUEUE_BYTES
 
 
 class DerpConnection(asyncio.Protocol):
@@ -134,9 +113,11 @@ class DerpConnection(asyncio.Protocol):
 
     def send_many(self, dst: NodePublic, datagrams: bytes, datagram_bytes: int) -> None:
         """Queue datagrams that lie back to back (as in `Sealed`), framed a few at a time."""
-        step = datagram_bytes * _CHUNK_PACKETS or len(datagrams)
+        size = datagram_bytes or len(datagrams) or 1
+        step = size * _CHUNK_PACKETS
         for at in range(0, len(datagrams), step):
-            self._data.push(frames.send_packets(dst.raw, datagrams[at : at + step], datagram_bytes))
+            piece = datagrams[at : at + step]
+            self._data.push(frames.send_packets(dst.raw, piece, size), -(-len(piece) // size))
         self._wake()
 
     def note_preferred(self, prefers: bool) -> None:
@@ -171,7 +152,7 @@ class DerpConnection(asyncio.Protocol):
             transport = await self._secure(node, sock)
         except (OSError, ssl.SSLError, TimeoutError, ValueError) as err:
             sock.close()
-            raise DerpError(f"{node.host_name}: TLS: {_text(err)}") from None
+            raise DerpError(f"{node.host_name}: TLS: {text_of(err)}") from None
         except BaseException:
             sock.close()
             raise
@@ -241,7 +222,7 @@ class DerpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            self.close(_text(exc) if exc is not None else "relay closed the connection")
+            self.close(text_of(exc) if exc is not None else "relay closed the connection")
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -333,7 +314,7 @@ class DerpConnection(asyncio.Protocol):
         if self._pace is None:
             pieces += self._data.take(_WRITE_HIGH_BYTES)
         elif self._pace.has_tokens(now):
-            pieces += self._data.take(_CHUNK_BYTES)
+            pieces += self._data.take(_CHUNK_BYTES, _CHUNK_PACKETS)
         if pieces:
             self._write(transport, b"".join(pieces), now)
         if (self._data or self._urgent) and not self._is_paused:
@@ -371,92 +352,6 @@ class _Bucket:
         self._tokens -= size_bytes
 
 
-async def dial(node: DERPNode, options: DerpOptions) -> socket.socket:
-    """A TCP connection to a node: both families race, the second one starts later. Raises `DerpError`."""
-    addresses = await _addresses(node, options.prefer_ipv6)
-    port = node.derp_port or (80 if options.plain_http else node.effective_derp_port)
-    tasks = [asyncio.ensure_future(_dial_one(ip, port, i, options)) for i, ip in enumerate(addresses)]
-    winner: socket.socket | None = None
-    failures: list[str] = []
-    try:
-        for done in asyncio.as_completed(tasks):
-            try:
-                winner = await done
-                return winner
-            except (OSError, TimeoutError) as err:
-                failures.append(_text(err))
-    finally:
-        await _discard(tasks, winner)
-    raise DerpError(f"{node.host_name}:{port}: {failures[0] if failures else 'no address'}")
-
-
-async def _discard(tasks: list[asyncio.Task[socket.socket]], winner: socket.socket | None) -> None:
-    for task in tasks:
-        task.cancel()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, socket.socket) and result is not winner:
-            result.close()
-
-
-async def _dial_one(ip: IPAddress, port: int, order: int, options: DerpOptions) -> socket.socket:
-    await asyncio.sleep(order * SECOND_FAMILY_DELAY_S)
-    sock = socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        options.protect(sock)
-        async with asyncio.timeout(DIAL_TIMEOUT_S):
-            await asyncio.get_running_loop().sock_connect(sock, (str(ip), port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-async def _addresses(node: DERPNode, prefer_ipv6: bool) -> list[IPAddress]:
-    """At most one address per family: literals of the map, else DNS; "none" and the like turn a family off."""
-    found: dict[int, IPAddress] = {}
-    for family, text in ((4, node.ipv4), (6, node.ipv6)):
-        ip = _literal(text)
-        if ip is not None and ip.version == family:
-            found[family] = ip
-    wanted = [f for f, text in ((4, node.ipv4), (6, node.ipv6)) if not text]
-    if not found and wanted:
-        for ip in await _resolve(node.host_name):
-            if ip.version in wanted:
-                found.setdefault(ip.version, ip)
-    order = (6, 4) if prefer_ipv6 else (4, 6)
-    return [found[family] for family in order if family in found]
-
-
-async def _resolve(host_name: str) -> list[IPAddress]:
-    literal = _literal(host_name)
-    if literal is not None:
-        return [literal]
-    try:
-        loop = asyncio.get_running_loop()
-        infos = await loop.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as err:
-        raise DerpError(f"{host_name}: look-up failed: {_text(err)}") from None
-    found = [_literal(str(info[4][0])) for info in infos]
-    return [ip for ip in found if ip is not None]
-
-
-def _literal(text: str) -> IPAddress | None:
-    try:
-        return parse_ip(text)
-    except DecodeError:
-        return None
-
-
 def _local_ip(transport: asyncio.Transport) -> IPAddress | None:
     name = transport.get_extra_info("sockname")
-    return _literal(str(name[0])) if isinstance(name, tuple) else None
-
-
-def _text(err: BaseException) -> str:
-    if isinstance(err, TimeoutError):
-        return "timed out"
-    if isinstance(err, OSError) and err.strerror:
-        return err.strerror
-    return str(err) or type(err).__name__
+    return literal_ip(str(name[0])) if isinstance(name, tuple) else None

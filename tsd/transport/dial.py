@@ -68,7 +68,7 @@ class HostDial:
         sock = await self._connect(proxy.host, proxy.port, what="proxy ")
         if needs_tunnel:
             try:
-                await _open_tunnel(sock, host, port, proxy)
+                await open_tunnel(sock, host, port, proxy)
             except BaseException:
                 sock.close()
                 raise
@@ -221,7 +221,7 @@ async def _connect_one(family: int, address: tuple[object, ...], protect: Protec
     return sock
 
 
-async def _open_tunnel(sock: socket.socket, host: str, port: int, proxy: Proxy) -> None:
+async def open_tunnel(sock: socket.socket, host: str, port: int, proxy: Proxy) -> None:
     """CONNECT on the bare socket: streams are made afterwards, so that TLS starts on a fresh pair."""
     loop = asyncio.get_running_loop()
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -12,19 +12,23 @@ from tsd.base.keys import NodePrivate
 from tsd.tailcfg.derpmap import DERPMap
 from tsd.transport.derp import DerpOptions
 from tsd.transport.derp_pool import DerpPool, PoolCallbacks
+from tsd.transport.proxy_env import ProxySettings
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
 class Client:
-    def __init__(self, server: DerpServer, **node_fields) -> None:
+    def __init__(self, server: DerpServer, proxy: str = "", **node_fields) -> None:
         self.private = NodePrivate.generate(system_entropy)
         self.key = self.private.public()
         self.packets: list[bytes] = []
         self.gone: list[tuple[object, bool]] = []
         self.states: list[tuple[int, bool, str]] = []
         self.health: list[str] = []
-        options = DerpOptions(self.private, SystemClock(), system_entropy, lambda s: None, server.plain)
+        proxies = ProxySettings(https_proxy=proxy)
+        options = DerpOptions(
+            self.private, SystemClock(), system_entropy, lambda s: None, server.plain, proxies=proxies
+        )
         callbacks = PoolCallbacks(
             lambda region, src, packets: self.packets.extend(packets),
             lambda region, key, not_here: self.gone.append((key, not_here)),
@@ -225,6 +229,38 @@ def test_w26_memory_stays_flat_towards_a_stalled_relay():
         assert link._data.size_bytes <= 1 << 20 and link.dropped > 0
         a.pool.close()
         b.pool.close()
+        await server.stop()
+
+    run(LOOPS[0], main)
+
+
+def test_relays_are_reached_through_the_proxy_of_the_environment():
+    async def main() -> None:
+        server = DerpServer()
+        await server.start()
+        heads: list[bytes] = []
+
+        async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65536):
+                writer.write(data)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            there = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            await asyncio.gather(copy(reader, there[1]), copy(there[0], writer), return_exceptions=True)
+
+        proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+        where = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        a = Client(server, where, ipv4="192.0.2.1")
+        await a.ready()
+        assert heads[0].startswith(f"CONNECT relay.test:{server.port} ".encode())
+        a.pool.close()
+        refused = Client(server, "socks5://127.0.0.1:1")
+        await until(lambda: refused.states)
+        assert "not supported" in refused.states[0][2]
+        refused.pool.close()
+        proxy.close()
         await server.stop()
 
     run(LOOPS[0], main)

@@ -160,7 +160,7 @@ def _print_whois(found: dict[str, Any]) -> None:
     if node.get("Tags"):
         rows.append(["  Tags:", ", ".join(str(tag) for tag in node["Tags"])])
     ctx.out("Machine:")
-    for line in ctx.table(rows, pad=5, min_width=18):
+    for line in ctx.table(rows, pad=5):
         ctx.out(line)
     if not node.get("Tags"):
         user = found.get("UserProfile") or {}

@@ -63,7 +63,8 @@ def _status(context: ctx.Context, parsed: Parsed) -> None:
         try:
             system = context.client.get("dns-osconfig")
         except ApiFailure as failure:
-            system_error = failure.text
+            # A userspace node has no say in the host's DNS: that is not an error.
+            system_error = "" if "not supported" in failure.text else failure.text
     is_on = bool(prefs.get("CorpDNS"))
     if parsed.flag("json"):
         ctx.out(ctx.to_json(_status_json(status, config, system, system_error, is_on)))

@@ -10,11 +10,14 @@ import select
 import socket
 import struct
 import time
+from binascii import crc32
 from typing import Any
 
 MAGIC = 0x2112A442
 BINDING_REQUEST, BINDING_SUCCESS = 0x0001, 0x0101
 MAPPED_ADDRESS, XOR_MAPPED_ADDRESS, XOR_MAPPED_ADDRESS_OLD = 0x0001, 0x0020, 0x8020
+SOFTWARE, FINGERPRINT, FINGERPRINT_MASK = 0x8022, 0x8028, 0x5354554E
+SOFTWARE_NAME = b"tailnode"
 DEFAULT_STUN_PORT, DEFAULT_DERP_PORT = 3478, 443
 TRIES = 3
 TRY_INTERVAL_S = 0.4
@@ -22,7 +25,10 @@ LAST_WAIT_S = 1.2
 
 
 def stun_request(transaction: bytes) -> bytes:
-    return struct.pack("!HHI", BINDING_REQUEST, 0, MAGIC) + transaction
+    """With SOFTWARE and FINGERPRINT: DERP servers stay silent without them (tailscale: `net/stun/stun.go`)."""
+    software = struct.pack("!HH", SOFTWARE, len(SOFTWARE_NAME)) + SOFTWARE_NAME
+    message = struct.pack("!HHI", BINDING_REQUEST, len(software) + 8, MAGIC) + transaction + software
+    return message + struct.pack("!HHI", FINGERPRINT, 4, crc32(message) ^ FINGERPRINT_MASK)
 
 
 def stun_answer(datagram: bytes) -> tuple[bytes, str, int] | None:

@@ -28,7 +28,7 @@ from tsd.routes.rules import (
 )
 from tsd.tailcfg.node import Node
 
-SLICE_PEERS = 500
+SLICE_PEERS = 200
 COLLAPSE_OVER = 1000
 """With more single addresses than this in a range of the overlay, the whole range is routed instead."""
 
@@ -82,13 +82,18 @@ class RouteSet:
         return sorted(kept, key=order_of)
 
 
+_CGNAT_FIRST, _CGNAT_LAST = int(CGNAT.network_address), int(CGNAT.broadcast_address)
+_ULA_FIRST, _ULA_LAST = int(TAILSCALE_ULA.network_address), int(TAILSCALE_ULA.broadcast_address)
+
+
 def single_family(prefix: IPPrefix) -> int:
     """4 or 6 for one address of the overlay's usual ranges, else 0."""
     if prefix.prefixlen != prefix.max_prefixlen:
         return 0
+    number = int(prefix.network_address)
     if prefix.version == 4:
-        return 4 if prefix.network_address in CGNAT else 0
-    return 6 if prefix.network_address in TAILSCALE_ULA else 0
+        return 4 if _CGNAT_FIRST <= number <= _CGNAT_LAST else 0
+    return 6 if _ULA_FIRST <= number <= _ULA_LAST else 0
 
 
 class Planner:

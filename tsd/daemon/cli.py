@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tsd.daemon.flags import Settings
     from tsd.daemon.logsetup import LogTap
+    from tsd.daemon.statefiles import OpenedState
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -66,42 +67,57 @@ def version_text() -> str:
 
 
 def _run(settings: Settings) -> int:
-    import logging
-
-    from tsd.base.version import LONG_VERSION
     from tsd.daemon import logsetup
 
     tap = logsetup.setup(settings.verbose)
-    uploader = None
-    if settings.logs_dir and settings.uploads_logs:
-        from tsd.daemon import logupload
+    if settings.is_cleanup:
+        return _logged(settings, lambda: _cleanup(settings))
+    from tsd.daemon.statefiles import open_state
 
-        logupload.keep_crashes(settings.logs_dir)
+    # Before anything heavy: from here on the LocalAPI's socket accepts.
+    state = open_state(settings)
+    try:
+        return _logged(settings, lambda: _serve(settings, state, tap))
+    finally:
+        state.close()
+
+
+def _logged(settings: Settings, work: Callable[[], int]) -> int:
+    """Run `work` with the upload of logs and of crash texts that a drop-in run may ask for."""
+    import logging
+
+    from tsd.base.version import LONG_VERSION
+
+    uploader = None
     if settings.uploads_logs:
         from tsd.daemon import logupload
 
+        if settings.logs_dir:
+            logupload.keep_crashes(settings.logs_dir)
         uploader = logupload.start(settings.log_target, settings.logs_dir)
     try:
         logging.getLogger("tsd.daemon").info("Program starting: %s, %s", LONG_VERSION, settings.names.program)
         if settings.is_compat and settings.knob_on("TS_PLEASE_PANIC"):
             raise RuntimeError("TS_PLEASE_PANIC asked for a panic")
-        if settings.is_cleanup:
-            from tsd.daemon.cleanup import cleanup
-
-            return cleanup(settings)
-        return _serve(settings, tap)
+        return work()
     finally:
         if uploader is not None:
             uploader.close()
 
 
-def _serve(settings: Settings, tap: LogTap) -> int:
+def _cleanup(settings: Settings) -> int:
+    from tsd.daemon.cleanup import cleanup
+
+    return cleanup(settings)
+
+
+def _serve(settings: Settings, state: OpenedState, tap: LogTap) -> int:
     import asyncio
 
     from tsd.daemon import lifecycle
 
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
-        return runner.run(lifecycle.run(settings, tap))
+        return runner.run(lifecycle.run(settings, state, tap))
 
 
 def loop_factory(wanted: str) -> Callable[[], asyncio.AbstractEventLoop]:

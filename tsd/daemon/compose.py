@@ -72,7 +72,10 @@ class DaemonService:
 
     async def start(self) -> None:
         settings = self._settings
-        await self._api.listen(settings.socket)
+        if self._state.listener is not None:
+            await self._api.adopt(self._state.listener.sock)
+        else:
+            await self._api.listen(settings.socket)
         engine = self._engine = Engine(self._options())
         engine.on_state = self._on_state
         tun = engine.options.hull.tun

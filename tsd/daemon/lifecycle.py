@@ -1,4 +1,4 @@
-"""From settings to exit code: locks, logs, signals, systemd, and one service in between.
+"""From opened state to exit code: signals, systemd, and one service in between.
 
 The service itself (engine, hull, LocalAPI) is put together in tsd.daemon.compose; here nothing knows what it is made
 of. SIGTERM and SIGINT stop it cleanly (exit 0), a second one at once (exit 1), SIGHUP reloads the configuration file.
@@ -20,7 +20,7 @@ from tsd.base.errors import TsdError
 from tsd.daemon.flags import Settings
 from tsd.daemon.logsetup import LogTap
 from tsd.daemon.notify import Notifier
-from tsd.daemon.statefiles import OpenedState, open_state
+from tsd.daemon.statefiles import OpenedState
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +49,9 @@ class Service(Protocol):
 Build = Callable[[Settings, OpenedState, LogTap], Awaitable[Service]]
 
 
-async def run(settings: Settings, tap: LogTap, build: Build | None = None) -> int:
-    """Serve until told to stop; the exit code."""
-    state = open_state(settings)
-    try:
-        return await _run(settings, state, tap, build if build is not None else _compose())
-    finally:
-        state.close()
+async def run(settings: Settings, state: OpenedState, tap: LogTap, build: Build | None = None) -> int:
+    """Serve until told to stop; the exit code. The caller closes `state`."""
+    return await _run(settings, state, tap, build if build is not None else _compose())
 
 
 def _compose() -> Build:

@@ -5,7 +5,6 @@ stdlib logging throughout (tsd.base.log). Under systemd the journal stamps the l
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -13,9 +12,12 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tsd.base.log import TRACE
+
+if TYPE_CHECKING:
+    import asyncio
 
 _RING_LINES = 500
 _TAP_QUEUE = 1000
@@ -43,6 +45,8 @@ class LogTap(logging.Handler):
 
     async def follow(self) -> AsyncIterator[dict[str, Any]]:
         """Every line from now on; a follower that is too slow loses lines."""
+        import asyncio
+
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_TAP_QUEUE)
         follower = (asyncio.get_running_loop(), queue)
         self._followers.append(follower)

@@ -1,4 +1,4 @@
-"""Opening the state at the start: locks first, then the file; what cannot be opened is reported, not replaced.
+"""Opening state and socket at the start: locks first; what cannot be opened is reported, not replaced.
 
 When the file is damaged or belongs to somebody else, the daemon still comes up, in state NoState, so that the CLI can
 say why; nothing is written then. A second daemon on the same state or socket is refused outright.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tsd.base.errors import StateError
+from tsd.daemon.earlysocket import EarlySocket
 from tsd.daemon.flags import Settings
 from tsplatform.lock import FileLock
 from tsplatform.state_file import FileStore, MemoryStore, open_store, prepare_folder
@@ -21,18 +22,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class OpenedState:
-    """`error` is the text for health `state-store-health`; the store is a stand-in in memory then."""
+    """`error` is the text for health `state-store-health`; the store is a stand-in in memory then.
+
+    `listener` is the LocalAPI's socket, listening already: `LocalApiServer.adopt(listener.sock)`.
+    """
 
     store: FileStore | MemoryStore
     error: str = ""
     notice: str = ""
     locks: list[FileLock] = field(default_factory=list)
+    listener: EarlySocket | None = None
 
     @property
     def is_healthy(self) -> bool:
         return not self.error
 
     def close(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
         for lock in self.locks:
             lock.close()
 
@@ -44,6 +51,8 @@ def open_state(settings: Settings) -> OpenedState:
         if settings.socket:
             opened.locks.append(_lock_socket(Path(settings.socket)))
         _open_store(settings, opened)
+        if settings.socket:
+            opened.listener = EarlySocket(settings.socket)
     except BaseException:
         opened.close()
         raise

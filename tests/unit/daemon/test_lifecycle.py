@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,10 +35,12 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def start(argv: list[str], env: dict[str, str] | None = None, **more: Any) -> "subprocess.Popen[str]":
+def start(
+    argv: list[str], env: dict[str, str] | None = None, program: str = PROGRAM, **more: Any
+) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **(env or {})}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *argv],
+        [sys.executable, "-c", program, *argv],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -83,6 +86,30 @@ def test_the_drop_in_names_itself_and_prints_what_tools_wait_for(tmp_path: Path)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=15)
     assert process.returncode == 0
+
+
+def test_the_socket_accepts_before_the_engine_is_imported(tmp_path: Path) -> None:
+    slow = PROGRAM.replace(
+        "lifecycle._compose = lambda: build", "lifecycle._compose = lambda: __import__('time').sleep(60)"
+    )
+    process = start(_argv(tmp_path), program=slow)
+    deadline = time.monotonic() + 10
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(str(tmp_path / "s.sock"))
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=15)
+    again = start(_argv(tmp_path))
+    wait_line(again.stderr, "ready: LocalAPI")
+    again.send_signal(signal.SIGTERM)
+    again.communicate(timeout=15)
+    assert again.returncode == 0
+    assert not (tmp_path / "s.sock").exists()
 
 
 def test_a_second_daemon_is_refused_by_name(tmp_path: Path) -> None:

@@ -38,10 +38,8 @@ typedef struct {
   poly_stream a, b;
   uint32_t in_flight; /* Poly1305 streams: 0, 1 (a) or 2 (a and b) */
   uint32_t lane_count, key_lanes;
-  const aead_key *key;
   aead_packet *packets;
   uint32_t count;
-  int open;
   uint32_t authenticated; /* next packet for Poly1305 */
   uint32_t keyed;         /* packets whose one-time key is there */
   uint32_t asked;         /* packets whose key is there or in the lanes */
@@ -100,11 +98,11 @@ TARGET TSN_INLINE void poly_tag(poly_stream *s, uint32_t bytes, const uint8_t *o
   store_le64(tag + 8, (uint64_t)((poly_wide)a1 + load_le64(one_time_key + 24) + (uint64_t)(sum >> 64)));
 }
 
-TARGET TSN_INLINE void finish(batch *B, poly_stream *s) {
+TARGET TSN_INLINE void finish(batch *B, poly_stream *s, const int open) {
   uint8_t tag[16];
   aead_packet *p = &B->packets[s->packet];
-  poly_tag(s, p->bytes, B->keys[s->packet % SLOTS], tag, B->open);
-  if (!B->open) {
+  poly_tag(s, p->bytes, B->keys[s->packet % SLOTS], tag, open);
+  if (!open) {
     memcpy(p->dst + p->bytes, tag, 16);
     return;
   }
@@ -113,32 +111,32 @@ TARGET TSN_INLINE void finish(batch *B, poly_stream *s) {
   p->ok = (uint32_t)(1 ^ (1 & ((differ | (0 - differ)) >> 63)));
 }
 
-TARGET TSN_INLINE void close_streams(batch *B) {
+TARGET TSN_INLINE void close_streams(batch *B, const int open) {
   if (B->in_flight == 2) {
     absorb_both(&B->a, &B->b, B->a.blocks < B->b.blocks ? B->a.blocks : B->b.blocks);
-    finish(B, &B->a);
-    finish(B, &B->b);
+    finish(B, &B->a, open);
+    finish(B, &B->b, open);
   } else if (B->in_flight == 1) {
-    finish(B, &B->a);
+    finish(B, &B->a, open);
   }
   B->in_flight = 0;
 }
 
-TARGET TSN_INLINE void start_one(batch *B, poly_stream *s) {
+TARGET TSN_INLINE void start_one(batch *B, poly_stream *s, const int open) {
   aead_packet *p = &B->packets[B->authenticated];
-  poly_start(s, B->keys[B->authenticated % SLOTS], B->open ? p->src : p->dst, p->bytes, B->authenticated);
+  poly_start(s, B->keys[B->authenticated % SLOTS], open ? p->src : p->dst, p->bytes, B->authenticated);
   B->authenticated++;
 }
 
-TARGET TSN_INLINE void start_streams(batch *B) {
+TARGET TSN_INLINE void start_streams(batch *B, const int open) {
   uint32_t first = B->authenticated;
   if (B->in_flight || first >= B->count) return;
-  if (first + 1 < B->count && first + 1 < B->keyed && (B->open || first + 1 < B->done)) {
-    start_one(B, &B->a);
-    start_one(B, &B->b);
+  if (first + 1 < B->count && first + 1 < B->keyed && (open || first + 1 < B->done)) {
+    start_one(B, &B->a, open);
+    start_one(B, &B->b, open);
     B->in_flight = 2;
   } else if (first + 1 == B->count && first < B->keyed) {
-    start_one(B, &B->a);
+    start_one(B, &B->a, open);
     B->in_flight = 1;
   }
 }
@@ -274,13 +272,13 @@ TARGET TSN_INLINE void advance(batch *B, uint32_t bytes) {
 }
 
 /* Whether the next LANES blocks all lie in one packet, and in one place. */
-TARGET TSN_INLINE int fill_whole(batch *B) {
+TARGET TSN_INLINE int fill_whole(batch *B, const int open) {
   if (B->lane_count || B->current >= B->group_end) return 0;
   const aead_packet *p = &B->packets[B->current];
   uint32_t offset = B->offset, bytes = LANES * 64;
   if (p->bytes - offset < bytes) return 0;
-  if (!B->open && (offset < p->head_bytes || offset + bytes > p->head_bytes + p->src_bytes)) return 0;
-  B->whole_src = p->src + offset - (B->open ? 0 : p->head_bytes);
+  if (!open && (offset < p->head_bytes || offset + bytes > p->head_bytes + p->src_bytes)) return 0;
+  B->whole_src = p->src + offset - (open ? 0 : p->head_bytes);
   B->whole_dst = p->dst + offset;
   LANE_T zero = {0};
   *(LANE_T *)B->counters = zero + (offset / 64 + 1) + *(const LANE_T *)iota;
@@ -292,20 +290,20 @@ TARGET TSN_INLINE int fill_whole(batch *B) {
   return 1;
 }
 
-TARGET TSN_INLINE void fill_lanes(batch *B) {
+TARGET TSN_INLINE void fill_lanes(batch *B, const int open) {
   B->lane_count = 0;
   B->whole_src = NULL;
   if (B->current == B->group_end) B->group_end = B->count - B->group_end > GROUP ? B->group_end + GROUP : B->count;
   for (; B->lane_count < LANES && B->asked < B->group_end; B->asked++)
     set_counter(B, B->lane_count++, 0, B->packets[B->asked].counter);
   B->key_lanes = B->lane_count;
-  if (fill_whole(B)) return;
+  if (fill_whole(B, open)) return;
   while (B->lane_count < LANES && B->current < B->group_end) {
     const aead_packet *p = &B->packets[B->current];
     uint32_t offset = B->offset, bytes = p->bytes - offset > 64 ? 64 : p->bytes - offset, at = B->lane_count;
     if (bytes) {
       set_counter(B, at, offset / 64 + 1, p->counter);
-      B->lanes[at] = (lane){.src = B->open ? p->src + offset : plain_block(p, offset, bytes, B->gather[at]),
+      B->lanes[at] = (lane){.src = open ? p->src + offset : plain_block(p, offset, bytes, B->gather[at]),
                             .dst = p->dst + offset,
                             .bytes = bytes,
                             .packet = B->current};
@@ -317,23 +315,23 @@ TARGET TSN_INLINE void fill_lanes(batch *B) {
 }
 
 /* How much Poly1305 can be woven into this batch of ChaCha20. */
-TARGET TSN_INLINE void plan_poly(batch *B, uint32_t first_key, uint32_t *pairs, uint32_t *singles) {
+TARGET TSN_INLINE void plan_poly(batch *B, const int open, uint32_t first_key, uint32_t *pairs, uint32_t *singles) {
   for (;;) {
-    if (B->in_flight == 2 && (B->a.blocks < 2 || B->b.blocks < 2)) close_streams(B);
-    start_streams(B);
+    if (B->in_flight == 2 && (B->a.blocks < 2 || B->b.blocks < 2)) close_streams(B, open);
+    start_streams(B, open);
     if (B->in_flight != 2) break;
     int keys_go = B->key_lanes && B->a.packet + GROUP < first_key; /* their slots are about to be reused */
     uint32_t fewer = B->a.blocks < B->b.blocks ? B->a.blocks : B->b.blocks;
-    int behind = !B->open && fewer < 20 && B->authenticated + 1 < B->done;
+    int behind = !open && fewer < 20 && B->authenticated + 1 < B->done;
     if (!keys_go && !behind) break;
-    close_streams(B);
+    close_streams(B, open);
   }
   if (B->in_flight == 2) {
     uint32_t fewer = (B->a.blocks < B->b.blocks ? B->a.blocks : B->b.blocks) / 2;
     *pairs = fewer > 10 ? 10 : fewer;
   } else if (B->in_flight == 1) {
     uint32_t ready = B->a.blocks;
-    if (!B->open && B->a.packet >= B->done) {
+    if (!open && B->a.packet >= B->done) {
       uint32_t at = (uint32_t)(B->a.at - B->packets[B->a.packet].dst) / 16;
       uint32_t limit = B->a.packet == B->done ? B->done_offset / 16 : 0, written = limit > at ? limit - at : 0;
       if (written < ready) ready = written;
@@ -349,16 +347,16 @@ TARGET TSN_INLINE void absorb_until(poly_stream *s, const uint8_t *start, uint32
 }
 
 /* An open may write where it reads: Poly1305 has to be past everything that this batch overwrites. */
-TARGET TSN_INLINE void poly_ahead(batch *B) {
+TARGET TSN_INLINE void poly_ahead(batch *B, const int open) {
   const lane *last = &B->lanes[B->lane_count - 1];
   uint32_t packet = last->packet;
   const aead_packet *p = &B->packets[packet];
   uint32_t block = (uint32_t)(last->dst - p->dst) / 16 + (last->bytes + 15) / 16;
-  while (!B->in_flight && B->authenticated <= packet) start_streams(B);
+  while (!B->in_flight && B->authenticated <= packet) start_streams(B, open);
   while (B->in_flight && B->a.packet <= packet) {
     if (B->in_flight == 1 ? B->a.packet != packet : B->b.packet < packet) {
-      close_streams(B);
-      start_streams(B);
+      close_streams(B, open);
+      start_streams(B, open);
       continue;
     }
     if (B->in_flight == 1) {
@@ -378,37 +376,53 @@ TARGET TSN_INLINE void poly_ahead(batch *B) {
 }
 
 TARGET TSN_INLINE void write_lanes(batch *B) {
-  if (B->whole_src) {
-    for (uint32_t i = 0; i < LANES; i++)
-      xor_block(B->stream + 64 * i, B->whole_src + 64 * i, B->whole_dst + 64 * i, 64);
+  const uint8_t *src = B->whole_src;
+  uint8_t *dst = B->whole_dst;
+  if (src) {
+    for (uint32_t i = 0; i < LANES * 64; i += 64) xor_block(B->stream + i, src + i, dst + i, 64);
     return;
   }
-  for (uint32_t i = B->key_lanes; i < B->lane_count; i++)
-    xor_block(B->stream + 64 * i, B->lanes[i].src, B->lanes[i].dst, B->lanes[i].bytes);
+  for (uint32_t i = B->key_lanes, end = B->lane_count; i < end; i++) {
+    const lane l = B->lanes[i];
+    xor_block(B->stream + 64 * i, l.src, l.dst, l.bytes);
+  }
 }
 
 /* Keys of up to GROUP packets first, then their data, LANES blocks at a time. Poly1305 runs over pairs of packets,
  * behind ChaCha20 when sealing, ahead of it when opening. */
-TARGET void KERNEL_RUN(const aead_key *key, aead_packet *packets, size_t count, int open) {
+TARGET TSN_INLINE void run_batch(const aead_key *key, aead_packet *packets, size_t count, const int open) {
   batch B;
-  B.key = key, B.packets = packets, B.count = (uint32_t)count, B.open = open;
+  B.packets = packets, B.count = (uint32_t)count;
   B.in_flight = B.authenticated = B.keyed = B.asked = B.group_end = 0;
   B.current = B.offset = B.done = B.done_offset = 0;
   while (B.current < B.count || B.asked < B.count) {
     uint32_t first_key = B.asked, pairs = 0, singles = 0;
-    fill_lanes(&B);
-    plan_poly(&B, first_key, &pairs, &singles);
+    fill_lanes(&B, open);
+    plan_poly(&B, open, first_key, &pairs, &singles);
     make_stream(key->words, B.counters, B.stream, &B.a, &B.b, pairs, singles);
     for (uint32_t i = 0; i < B.key_lanes; i++) memcpy(B.keys[(first_key + i) % SLOTS], B.stream + 64 * i, 32);
     B.keyed = B.asked;
-    if (open && B.lane_count > B.key_lanes) poly_ahead(&B);
+    if (open && B.lane_count > B.key_lanes) poly_ahead(&B, open);
     write_lanes(&B);
     B.done = B.current, B.done_offset = B.offset;
   }
   while (B.in_flight || B.authenticated < B.count) {
-    close_streams(&B);
-    start_streams(&B);
+    close_streams(&B, open);
+    start_streams(&B, open);
   }
   wipe(&B, offsetof(batch, lanes));
   wipe(&B.a, sizeof B.a + sizeof B.b);
+}
+
+/* One copy for each direction. */
+TARGET static __attribute__((noinline)) void run_seal(const aead_key *key, aead_packet *packets, size_t count) {
+  run_batch(key, packets, count, 0);
+}
+
+TARGET static __attribute__((noinline)) void run_open(const aead_key *key, aead_packet *packets, size_t count) {
+  run_batch(key, packets, count, 1);
+}
+
+TARGET void KERNEL_RUN(const aead_key *key, aead_packet *packets, size_t count, int open) {
+  (open ? run_open : run_seal)(key, packets, count);
 }

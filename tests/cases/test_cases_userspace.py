@@ -156,6 +156,32 @@ async def test_u06_both_directions_at_once_and_many_short_ones() -> None:
         assert not pair.b.forwarder.origins
 
 
+async def test_u07_address_and_route_updates_leave_connections_alone() -> None:
+    async with overlay_pair() as pair, host_server(echo_once) as port:
+        data = os.urandom(300_000) * 10
+
+        async def transfer() -> bool:
+            stream = await pair.connect(port)
+
+            async def feed() -> None:
+                await stream.write(data)
+                await stream.write_eof()
+
+            _, back = await asyncio.gather(feed(), read_all(stream))
+            return back == data
+
+        async def updates() -> None:
+            for number in range(1000):
+                extra = [ip_address("100.64.7.7")] if number % 2 else []
+                pair.b.set_addresses([ip_address(B4), ip_address(B6), *extra])
+                pair.b.set_subnets([ip_network(f"10.{number % 200}.0.0/16")])
+                await asyncio.sleep(0.001)
+
+        updating = asyncio.ensure_future(updates())
+        assert all(await asyncio.gather(*(transfer() for _ in range(10))))
+        updating.cancel()
+
+
 async def test_u08_half_close_is_carried_through() -> None:
     answer = os.urandom(1 << 20) * 10
 

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from ipaddress import IPv4Address
 from typing import Protocol
 
-from tsd.base.addr import AddrPort, IPAddress
-from tsd.base.addr import unmap as unmap_ip
+from tsd.base.addr import AddrPort
 from tsd.base.log import DropCounter
 from tsd.netstack.events import DatagramReceived, EchoRequested, SynReceived
 from tsd.netstack.stack import Stack
 from tsd.netstack.tcp.connection import Connection
 from tsplatform.userspace.bridge import Bridge
 from tsplatform.userspace.echo import EchoForwarder
+from tsplatform.userspace.hostsock import address_of
 from tsplatform.userspace.streams import OverlayStream
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Forwarder:
             sock.close()
             return
         stream = OverlayStream(driver, connection, attempt.local, attempt.remote)
-        origin = _sockname(sock)
+        origin = address_of(sock.getsockname())
         bridge = Bridge(driver.loop, stream, sock, lambda: driver.touch(connection), driver.now, self._on_bridge_done)
         self._bridges[bridge] = origin
         self.origins["tcp", origin] = attempt.remote
@@ -223,7 +223,7 @@ class Forwarder:
             return None
         idle_s = UDP_IDLE_DNS_S if event.local.port == 53 else UDP_IDLE_S
         flow = _UdpFlow(sock, event.local, event.remote, idle_s)
-        flow.origin = _sockname(sock)
+        flow.origin = address_of(sock.getsockname())
         key = (event.local, event.remote)
         self._flows[key] = flow
         self.origins["udp", flow.origin] = event.remote
@@ -297,11 +297,3 @@ class Forwarder:
 def _host_target(local: AddrPort, is_own: bool) -> AddrPort:
     """Both families of our own addresses go to IPv4 loopback."""
     return AddrPort(LOOPBACK, local.port) if is_own else local
-
-
-def _sockname(sock: socket.socket) -> AddrPort:
-    from tsd.base.addr import parse_ip
-
-    name = sock.getsockname()
-    address: IPAddress = unmap_ip(parse_ip(name[0].partition("%")[0]))
-    return AddrPort(address, name[1])

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import lru_cache
 
-from tsd.base.addr import AddrPort, parse_ip
+from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsplatform.userspace.bridge import reset_socket
 
 Protect = Callable[[socket.socket], None]
@@ -20,7 +21,12 @@ _ACCEPTS_PER_WAKE = 64
 
 def address_of(name: tuple[object, ...]) -> AddrPort:
     """A `getsockname`-style tuple as `AddrPort` (mapped IPv4 unmapped, zone dropped)."""
-    return AddrPort(parse_ip(str(name[0]).partition("%")[0]), int(str(name[1])))
+    return AddrPort(_parse(str(name[0])), int(str(name[1])))
+
+
+@lru_cache(maxsize=512)
+def _parse(text: str) -> IPAddress:
+    return parse_ip(text.partition("%")[0])
 
 
 class HostStream:
@@ -81,7 +87,8 @@ async def dial_host(remote: AddrPort, timeout_s: float = 5.0, protect: Protect |
         if protect is not None:
             protect(sock)
         loop = asyncio.get_running_loop()
-        await asyncio.wait_for(loop.sock_connect(sock, (str(remote.ip), remote.port)), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_connect(sock, (str(remote.ip), remote.port))
         return HostStream(sock, address_of(sock.getsockname()), remote)
     except BaseException:
         sock.close()

@@ -92,7 +92,8 @@ class ProxyServer:
             client.close_now()
 
     async def _serve_protocol(self, client: HostStream) -> None:
-        first = await asyncio.wait_for(client.read(16384), _HANDSHAKE_S)
+        async with asyncio.timeout(_HANDSHAKE_S):
+            first = await client.read(16384)
         if not first:
             return
         is_socks = first[0] == 5

@@ -82,7 +82,8 @@ class OverlayStream:
         if connection.state in (c.SYN_SENT, c.SYN_RECEIVED):
             self._opened = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.wait_for(self._opened, timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._opened
             except (TimeoutError, asyncio.CancelledError):
                 self.abort()
                 raise

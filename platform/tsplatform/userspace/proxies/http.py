@@ -176,7 +176,8 @@ class HttpSession:
 
     async def _serve_one(self) -> bool:
         """False when the connection is over."""
-        raw = await asyncio.wait_for(self._source.read_head(), _IDLE_S)
+        async with asyncio.timeout(_IDLE_S):  # not wait_for, which makes a task per call
+            raw = await self._source.read_head()
         if not raw:
             return False
         head = Head(raw)
@@ -198,7 +199,8 @@ class HttpSession:
     async def _dial(self, host: str, port: int, status: int, reason: str) -> Stream | None:
         """None when it failed and the client has been told."""
         try:
-            return await asyncio.wait_for(self._server.dialer.dial(host, port), _DIAL_TIMEOUT_S)
+            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+                return await self._server.dialer.dial(host, port)
         except (OSError, DecodeError, LookupError) as err:
             await self._answer(status, reason, error_text(err), error=True)
             return None

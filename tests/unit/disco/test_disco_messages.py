@@ -99,7 +99,7 @@ def test_unknown_type_and_trailing_bytes():
 
 
 def test_foreign_and_low_order_keys_are_decode_errors():
-    a, b = rings()
+    a, _ = rings()
     with pytest.raises(DecodeError):
         a.open_from(DiscoPrivate(k(0x10)).public().raw, PING)
     with pytest.raises(DecodeError):

@@ -97,6 +97,7 @@ class Node:
     wakes: int = 0
     received: list[tuple[str, bytes]] = field(default_factory=list)
     events: list[object] = field(default_factory=list)
+    unanswered: dict[int, float] = field(default_factory=dict)
     armed: float = 1e18
 
 
@@ -123,6 +124,7 @@ class Lab:
         magicsock = Magicsock(node_private, disco, entropy=self.entropy, **options)
         nat = Nat(public, mapping, filtering)
         node = Node(f"{kind}{number}", nat, AddrPort(ip, 41641), magicsock, node_private, disco, latency_s)
+        magicsock.unanswered_since = lambda handle: node.unanswered.get(handle, 0.0)
         self.nodes.append(node)
         self.stun(node)
         return node
@@ -153,6 +155,7 @@ class Lab:
             self.drain(node)
 
     def send(self, source: Node, to: Node, data: bytes = b"\x04\0\0\0data") -> None:
+        source.unanswered.setdefault(self.nodes.index(to), self.now)
         route = source.magicsock.route(self.nodes.index(to), self.now)
         self.drain(source)
         if route.udp is not None:
@@ -207,6 +210,7 @@ class Lab:
             to.magicsock.receive_disco(datagram, via, self.now)
         else:
             to.received.append((source.name, datagram))
+            to.unanswered.pop(self.nodes.index(source), None)
             to.magicsock.note_received([self.nodes.index(source)], via, self.now)
         self.drain(to)
 

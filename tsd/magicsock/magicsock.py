@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tsd.base.addr import AddrPort
@@ -68,6 +68,9 @@ class Magicsock:
     ) -> None:
         self.disco_public: DiscoPublic = disco_private.public()
         self.home_derp = 0
+        self.unanswered_since: Callable[[int], float] = lambda handle: 0.0
+        """When WireGuard data for a peer was first sent after its last authentic packet (the pump's
+        `Activity.first_unanswered_send`); 0.0 for none. The engine sets it."""
         self._outputs: list[Output] = []
         self._discovery = Discovery(node_private, disco_private, entropy, self._outputs)
         self._discovery.is_udp_allowed = not never_direct_udp
@@ -148,8 +151,6 @@ class Magicsock:
             return NO_ROUTE
         peer.last_send = now
         if now <= peer.trust_until and not self._always_use_derp:
-            if not peer.unanswered_since:
-                peer.unanswered_since = now
             if handle not in self._beats:
                 self._beat_after(peer, now, c.HEARTBEAT_S)
             return peer.best_route
@@ -161,7 +162,6 @@ class Magicsock:
             peer = self._peers.get(handle)
             if peer is not None:
                 peer.last_receive = now
-                peer.unanswered_since = 0.0
                 if isinstance(source, DerpSource):
                     peer.heard_region = source.region
                 elif peer.paths.is_wireguard_only:
@@ -275,7 +275,7 @@ class Magicsock:
         if now - peer.last_send > c.SESSION_ACTIVE_S or peer.paths.is_wireguard_only or peer.disco is None:
             del self._beats[peer.handle]
             return
-        if peer.unanswered_since and now - peer.unanswered_since > c.UNANSWERED_S and now <= peer.trust_until:
+        if now <= peer.trust_until and self._loses_data(peer, now):
             peer.suspect_best(now)
         if now > peer.trust_until and peer.told is not None:
             self._lost(peer, now)
@@ -284,6 +284,11 @@ class Magicsock:
         if now >= peer.next_full and peer.wants_full_round(now):
             self._full_round(peer, now, calls=True)
         self._beat_after(peer, now, c.HEARTBEAT_S)
+
+    def _loses_data(self, peer: PeerState, now: float) -> bool:
+        """Whether data that went out by the best address alone stayed unanswered for too long (W09)."""
+        since = self.unanswered_since(peer.handle)
+        return since > 0 and since >= peer.best_since and now - since > c.UNANSWERED_S
 
     def _full_round(self, peer: PeerState, now: float, *, calls: bool) -> None:
         """Ping every candidate that was left alone for 5 s, and ask the peer to do the same."""
@@ -361,8 +366,6 @@ class Magicsock:
             return
         found = Quality(sent.target, max(1, int(latency_s * 1e9)))
         if peer.best.address == sent.target or now > peer.trust_until or is_better(found, peer.best):
-            if peer.best.address != sent.target:
-                peer.unanswered_since = 0.0
             peer.set_best(found, now)
         self._tell(peer, now)
 

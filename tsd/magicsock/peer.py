@@ -56,7 +56,8 @@ class PeerState:
     heard_region: int = 0
     last_send: float = NEVER
     last_receive: float = NEVER
-    unanswered_since: float = 0.0
+    best_since: float = NEVER
+    """Since when the best address has carried the data alone."""
     last_full: float = NEVER
     next_full: float = NEVER
     next_call: float = NEVER
@@ -116,6 +117,8 @@ class PeerState:
         self.next_full = NEVER
 
     def set_best(self, quality: Quality, now: float) -> None:
+        if quality.address != self.best.address or now > self.trust_until:
+            self.best_since = now
         self.best = quality
         self.best_route = Route(quality.address, 0)
         self.trust_until = now + c.TRUST_S
@@ -124,7 +127,6 @@ class PeerState:
         self.best = NO_PATH
         self.best_route = NO_ROUTE
         self.trust_until = NEVER
-        self.unanswered_since = 0.0
 
     def restart(self) -> None:
         """Everything measured is void: the link changed or the peer's disco key did."""

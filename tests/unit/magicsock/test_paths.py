@@ -336,6 +336,23 @@ def test_w09_data_lost_while_disco_answers_falls_back_to_relay():
     assert lab.is_direct(a, b)
 
 
+def test_w09_silence_from_before_the_path_or_short_of_the_limit_is_no_loss():
+    for age_s, is_kept in ((60.0, True), (0.0, False)):
+        bench = Bench()
+        bench.make_direct()
+        since = bench.now - age_s
+        bench.sock.unanswered_since = lambda handle, since=since: since
+        for _ in range(6):
+            bench.sock.route(0, bench.now)
+            bench.tick(3)
+            for where, message in bench.opened():
+                if isinstance(message, messages.Ping):
+                    bench.say(messages.Pong(message.txid, A4), where)
+            if bench.now - since < 12:
+                assert bench.sock.route(0, bench.now).udp == A4
+        assert (bench.sock.route(0, bench.now).udp == A4) is is_kept
+
+
 def test_p04_nat_reboot_recovers_within_half_a_minute():
     lab = Lab()
     a, b = lab.add("E"), lab.add("E")

@@ -63,8 +63,8 @@ def _status(context: ctx.Context, parsed: Parsed) -> None:
         try:
             system = context.client.get("dns-osconfig")
         except ApiFailure as failure:
-            # A userspace node has no say in the host's DNS: that is not an error.
-            system_error = "" if "not supported" in failure.text else failure.text
+            is_missing = "not supported" in failure.text
+            system_error = "not supported on this platform" if is_missing else failure.text
     is_on = bool(prefs.get("CorpDNS"))
     if parsed.flag("json"):
         ctx.out(ctx.to_json(_status_json(status, config, system, system_error, is_on)))

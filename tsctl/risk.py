@@ -81,7 +81,7 @@ def _ancestors() -> list[int]:
 
 def _parent(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return 0
@@ -102,7 +102,7 @@ def _process_comes_over_tailnet(pid: int) -> bool:
 
 def _socket_table_has(table: str, inodes: set[str]) -> bool:
     try:
-        with open(f"/proc/net/{table}", encoding="ascii") as file:
+        with open(f"/proc/net/{table}", encoding="utf-8") as file:
             rows = [line.split() for line in file][1:]
     except OSError:
         return False

@@ -57,6 +57,8 @@ class Headscale:
         self.folder = folder
         self.address = lab.address(namespace)
         self.url = f"http://{self.address}:{port}"
+        self.metrics_url = f"http://127.0.0.1:{port + 1}"
+        """Only from inside its namespace."""
         self.log = folder / "headscale.log"
         self.process: Process | None = None
         folder.mkdir(parents=True, exist_ok=True)

@@ -276,6 +276,15 @@ async def test_restart_of_the_server_is_survived(headscale: Headscale, join: Joi
     assert len(member.accepted) == 1
 
 
+async def test_liveness_ping_of_the_server_is_answered(headscale: Headscale, join: Join) -> None:
+    member = await join("rho", await new_key(headscale))
+    url = f"{headscale.metrics_url}/debug/ping?node={member.netmap.self_node.id}"
+    answer = await member.client.fetch("POST", url, timeout_s=20)
+    assert answer.status == 200, answer.body
+    assert any(message.ping_request for message in member.messages)
+    assert b"Pong" in answer.body, answer.body
+
+
 @pytest.mark.parametrize("compress", ["", "zstd"])
 async def test_plain_and_compressed_polls(headscale: Headscale, join: Join, compress: str) -> None:
     member = await join("pi", await new_key(headscale, reusable=True))

@@ -24,6 +24,7 @@ STREAM_WINDOW_BYTES = 4 << 20
 CONNECTION_WINDOW_BYTES = 16 << 20
 MAX_STREAMS = 1000
 MAX_FRAME_BYTES = 64 << 10
+FRAME_HEADER_BYTES = 9
 MAX_HEADER_LIST_BYTES = 64 << 10
 
 
@@ -103,11 +104,14 @@ class Http2Machine:
             return
         try:
             events = self._h2.receive_data(data)
-        except (h2.exceptions.H2Error, ValueError, KeyError) as err:
+        except (h2.exceptions.H2Error, ValueError, LookupError, RecursionError) as err:
             self._close(f"HTTP/2 violation: {err}")
             return
         for event in events:
             self._translate(event)
+        # h2 looks at a frame's length only once it has the whole frame.
+        if len(getattr(self._h2.incoming_buffer, "_data", b"")) > MAX_FRAME_BYTES + FRAME_HEADER_BYTES:
+            self._close("HTTP/2 violation: frame larger than announced")
         self._flush_all()
 
     def take_bytes(self) -> bytes:

@@ -308,7 +308,11 @@ class _SimServer(asyncio.AbstractServer):
 
     @property
     def sockets(self) -> tuple[Any, ...]:
-        return ()
+        return (self,)
+
+    def getsockname(self) -> tuple[str, int]:
+        """What a listening socket would say."""
+        return str(self._host.ip), self.port
 
 
 class SimLoop(JumpLoop):

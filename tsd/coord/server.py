@@ -43,18 +43,25 @@ log = logging.getLogger("tsd.coord")
 class CoordServer:
     """`start`, then read `url`; `close` ends everything. Several may live in one process."""
 
-    def __init__(self, settings: Settings, *, clock: Clock | None = None, entropy: Entropy = system_entropy) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        entropy: Entropy = system_entropy,
+        stun: StunServer | None = None,
+    ) -> None:
         self.settings = settings
         self.coordinator: Coordinator
         self.administration: Administration
         self.policy: PolicySource
         self.derp: DerpServer | None = None
-        self.stun: StunServer | None = None
+        self.stun: StunServer | None = stun
         self.control_address: AddrPort
         self.derp_address: AddrPort | None = None
         self.stun_address: AddrPort | None = None
         self.url = ""
-        self.storage = Storage(settings.state)
+        self.storage = Storage(settings.state, has_thread=not settings.is_simulated)
         self.requests = ControlRequests(self)
         self._clock: Clock = clock or SystemClock()
         self._entropy = entropy
@@ -137,12 +144,11 @@ class CoordServer:
             wall_s = self._clock.wall_ns() / 1e9
             certificate = load_certificate(settings.state, [settings.relay_host], private.public(), wall_s)
             self.derp = DerpServer(private, clock=self._clock, entropy=self._entropy, admit=self._admits)
-            self.derp_address = await self._listen(
-                self.derp.listen, settings.derp_listen, "--derp-listen", certificate.context
-            )
-            pin = certificate.pin
+            tls = None if settings.is_simulated else certificate.context
+            self.derp_address = await self._listen(self.derp.listen, settings.derp_listen, "--derp-listen", tls)
+            pin = "" if settings.is_simulated else certificate.pin
         if settings.stun_listen is not None:
-            self.stun = StunServer()
+            self.stun = self.stun or StunServer()
             self.stun_address = await self._listen(self.stun.listen, settings.stun_listen, "--stun-listen")
         return pin
 

@@ -36,7 +36,10 @@ def default_state_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`derp_listen` or `stun_listen` None: not offered. `advertise` is the address that clients find the relay at."""
+    """`derp_listen` or `stun_listen` None: not offered. `advertise` is the address that clients find the relay at.
+
+    `is_simulated`: a relay without TLS and a store without a thread, as simulated networks in virtual time need them.
+    """
 
     state: Path
     listen: AddrPort
@@ -55,6 +58,7 @@ class Settings:
     node_expiry_s: float = 0.0
     ephemeral_timeout_s: float = 120.0
     resolvers: tuple[str, ...] = field(default_factory=tuple)
+    is_simulated: bool = False
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

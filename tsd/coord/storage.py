@@ -45,11 +45,14 @@ class Stored:
 
 
 class Storage:
-    """`folder` is made when missing, with mode 0700. Only one process can have it open."""
+    """`folder` is made when missing, with mode 0700. Only one process can have it open.
 
-    def __init__(self, folder: Path) -> None:
+    Without a thread it blocks the loop for each transaction: for simulations in virtual time.
+    """
+
+    def __init__(self, folder: Path, *, has_thread: bool = True) -> None:
         self.folder = folder
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coord-store")
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coord-store") if has_thread else None
         self._db: sqlite3.Connection | None = None
         self._lock_fd = -1
 
@@ -72,10 +75,13 @@ class Storage:
 
     async def close(self) -> None:
         await self._run(self._close)
-        self._executor.shutdown(wait=False)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
     async def _run(self, work: Callable[[], T]) -> T:
         try:
+            if self._executor is None:
+                return work()
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except (sqlite3.Error, OSError) as err:
             raise StateError(f"{self.folder}: {err}") from None

@@ -21,6 +21,7 @@ from tsd.tailcfg.mapping import MapRequest
 from tsd.tailcfg.register import RegisterRequest
 from tsd.transport import dial, frontdoor
 from tsd.transport.control import ControlClient
+from tsd.transport.control_server import accept_control
 from tsd.transport.control_text import check_auth_key
 from tsd.transport.login_url import is_private_host, parse_login_server
 from tsd.transport.map_stream import MAX_FRAME_BYTES, MapStream
@@ -304,3 +305,42 @@ async def test_slow_heads_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 3) == b""
         writer.close()
+
+
+# --- records
+
+
+class BrokenRecords(ControlDouble):
+    """Completes the handshake, then sends `tail` as it is and closes."""
+
+    tail = b""
+
+    async def _upgrade(self, upgrade: frontdoor.Upgrade) -> None:
+        self.handshakes += 1
+        if self.handshakes > 1:
+            await super()._upgrade(upgrade)
+            return
+        accept_control(upgrade, self.static, entropy=SeededEntropy(1))
+        upgrade.writer.write(self.tail)
+
+
+@pytest.mark.parametrize(
+    ("tail", "text"),
+    [
+        (b"\x04\x10\x00" + bytes(4096), "limit is 4093"),
+        (b"\x04\x0f\xfd" + bytes(4093), "failed authentication"),
+        (b"\x04\x01\x00" + bytes(17), "within a record"),
+        (b"\x03\x00\x02no", "frame of type 3"),
+        (b"", "closed by the server"),
+    ],
+    ids=["over the limit", "forged", "cut", "error frame", "closed"],
+)
+async def test_w15_broken_records_are_fatal_and_a_new_dial_helps(tail: bytes, text: str) -> None:
+    async with BrokenRecords() as server:
+        server.tail = tail
+        client = client_of(server.url, environ={})
+        with pytest.raises(ControlError, match=text):
+            await client.register(REGISTER)
+        assert (await client.register(REGISTER)).login.login_name
+        assert server.handshakes >= 2
+        await client.close()

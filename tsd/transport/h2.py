@@ -119,6 +119,9 @@ class _Connection:
                         self._windows.notify_all()
                 case _:
                     self._on_stream_event(event)
+                    if isinstance(event, StreamFinished):
+                        async with self._windows:
+                            self._windows.notify_all()
 
     def _on_stream_event(self, event: Event) -> None:
         assert not isinstance(event, ConnectionFinished | WindowsChanged)

@@ -28,7 +28,8 @@ from tsd.tailcfg.derpmap import DERPRegion
 from tsd.transport.derp import DerpOptions
 from tsd.transport.dial import HostDial
 from tsd.transport.host import resolve_host
-from tsd.transport.https_probe import measure_region
+from tsd.transport.netprobe import https_latency
+from tsd.transport.proxy_env import ProxySettings
 from tsplatform.links import LinkWatcher
 from tsplatform.userspace.hull import build_userspace_hull
 from tsplatform.userspace.proxy import ProxyServer
@@ -120,12 +121,13 @@ class DaemonService:
         hull = self._hull()
         protect = hull.underlay.protect
         plain_derp = settings.knob_on("TS_DEBUG_USE_DERP_HTTP")
+        proxies = ProxySettings.from_environ(settings.env)
 
         def derp_options(node_key: NodePrivate) -> DerpOptions:
-            return DerpOptions(node_key, clock, system_entropy, protect, plain_http=plain_derp)
+            return DerpOptions(node_key, clock, system_entropy, protect, plain_http=plain_derp, proxies=proxies)
 
         async def probe(region: DERPRegion) -> float | None:
-            return await measure_region(region, protect)
+            return await https_latency(region, derp_options(NodePrivate.generate(system_entropy)))
 
         return EngineOptions(
             version=LONG_VERSION,

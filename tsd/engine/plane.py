@@ -108,6 +108,7 @@ class Plane:
             never_direct_udp=options.never_direct_udp,
             always_use_derp=options.always_use_derp,
         )
+        self.magicsock.unanswered_since = lambda handle: self.core.activity(handle).first_unanswered_send
         self.driver = Driver(self._clock)
         self.driver.add(_Timed(self.wireguard, self._clock), self._on_wireguard)
         self.driver.add(self.magicsock, self._on_magicsock)
@@ -140,7 +141,7 @@ class Plane:
     def restart_session(self, peer: Peer) -> None:
         """The peer restarted: the next packet shakes hands at once."""
         if self.wireguard.has_peer(peer.handle):
-            self.core.drop_sessions(peer.handle)
+            self.wireguard.restart_peer(peer.handle)
 
     def ensure_in_wireguard(self, handle: int) -> bool:
         if self.wireguard.has_peer(handle):

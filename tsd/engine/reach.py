@@ -208,13 +208,8 @@ class Reach:
     def _last_heard(self, region: int) -> float:
         return self._plane.derp.last_heard(region) if self._plane is not None else -1e9
 
-    def _unreachable_regions(self) -> list[int]:
-        if self._plane is None:
-            return []
-        pool = self._plane.derp
-        return [
-            r.region_id for r in self._derp_map if pool.last_error(r.region_id) and not pool.is_connected(r.region_id)
-        ]
+    def _unreachable_regions(self) -> Collection[int]:
+        return self._plane.derp.unreachable() if self._plane is not None else ()
 
     def _on_netcheck(self, output: Any) -> None:
         match output:

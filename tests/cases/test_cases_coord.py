@@ -16,6 +16,7 @@ from tsd.coord.state.events import Save
 from tsd.coord.state.naming import is_label, label_for
 from tsd.coord.state.records import NodeRecord
 from tsd.coord.storage import Storage
+from tsd.tailcfg.hostinfo import Location, Service
 from tsd.tailcfg.wire import ZERO_TIME
 
 
@@ -177,6 +178,21 @@ async def test_n15_a_row_that_is_no_record_is_left_out(tmp_path: Path, caplog: p
     await storage.close()
     assert [node.id for node in stored.nodes] == [1] and stored.last_ids["nodes"] == 3
     assert caplog.text.count("record left out") == 2
+
+
+def test_n15_odd_values_of_one_node_do_not_reach_its_peers() -> None:
+    net = Tailnet()
+    one, odd = net.join("one"), net.join("odd")
+    services = (Service(proto="peerapi4", port=70000), Service(proto="peerapi4", port=5), Service(proto="tcp", port=-1))
+    odd.update(
+        endpoints=("1.2.3.4:99999", "x", "192.0.2.1:5"), region=1 << 40, services=services,
+        routable_ips=("10.0.0.1/8", "nowhere", "10.0.0.0/8"), location=Location(priority=1 << 62),
+    )  # fmt: skip
+    net.settle()
+    seen = one.peers()["odd"]
+    assert seen.hostinfo.services == (Service(proto="peerapi4", port=5),) and seen.hostinfo.location is None
+    assert seen.hostinfo.routable_ips == ("10.0.0.0/8",)
+    assert seen.endpoints == ("192.0.2.1:5",) and seen.home_region == 0
 
 
 def test_n16_ephemeral_nodes_are_counted_from_their_last_contact() -> None:

@@ -285,7 +285,7 @@ class CoordServer:
     # Policy
 
     async def _watch_policy(self) -> None:
-        while True:
+        while self.settings.policy_file is not None:
             await asyncio.sleep(1.0)
             self.reload_policy(only_if_changed=True)
 

@@ -19,7 +19,7 @@ from tsd.coord.policy.model import DEFAULT_POLICY, Policy
 from tsd.coord.state.config import CoordConfig
 from tsd.coord.state.events import Event, FrameReady
 from tsd.coord.state.naming import label_for, unique_label
-from tsd.coord.state.records import AuthKey, Moment, NodeRecord, User
+from tsd.coord.state.records import MAX_SMALL_INT, AuthKey, Moment, NodeRecord, User
 from tsd.coord.state.registration import Registration
 from tsd.coord.state.registry import Change, Registry
 from tsd.coord.state.sessions import Sessions
@@ -102,7 +102,7 @@ class Coordinator:
     def update(self, node: NodeRecord, request: MapRequest, moment: Moment, is_poll: bool = False) -> None:
         """Take over what the node says about itself. A poll may carry less than a lite update does."""
         self.touch(node, moment)
-        changed = replace(node, cap=request.version)
+        changed = replace(node, cap=min(request.version, MAX_SMALL_INT))
         if node.id not in self.registry.online:
             # Clients ignore a new disco key of an offline peer unless it was seen since.
             changed = replace(changed, last_seen_ns=moment.wall_ns)
@@ -235,6 +235,7 @@ class Coordinator:
 
     def _with_hostinfo(self, node: NodeRecord, hostinfo: Hostinfo) -> NodeRecord:
         region = hostinfo.net_info.preferred_derp if hostinfo.net_info is not None else 0
+        region = region if 0 < region <= MAX_SMALL_INT else 0
         if hostinfo.net_info is None and node.hostinfo.net_info is not None:
             hostinfo = replace(hostinfo, net_info=node.hostinfo.net_info)
         changed = replace(node, hostinfo=hostinfo, home_derp=region or node.home_derp)

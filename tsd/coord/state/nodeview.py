@@ -8,12 +8,14 @@ import msgspec
 
 from tsd.base.addr import IPPrefix
 from tsd.coord.state.config import CoordConfig
-from tsd.coord.state.records import TAGGED_LOGIN, TAGGED_USER_ID, NodeRecord, User
+from tsd.coord.state.records import TAGGED_LOGIN, TAGGED_USER_ID, NodeRecord, User, valid_prefixes
 from tsd.tailcfg.dns import DNSConfig
 from tsd.tailcfg.hostinfo import Hostinfo
 from tsd.tailcfg.node import Node, PeerChange, hostinfo_field
 from tsd.tailcfg.user import UserProfile
 from tsd.tailcfg.wire import time_text
+
+_INT32 = 1 << 31
 
 SELF_CAPABILITIES: dict[str, tuple[Any, ...] | None] = {
     "https://tailscale.com/cap/is-admin": None,
@@ -97,18 +99,24 @@ def patch(node: NodeRecord, is_online: bool) -> PeerChange:
 
 
 def public_hostinfo(hostinfo: Hostinfo) -> Hostinfo:
-    """What peers may know about a host: how to talk to its services, not what it is made of."""
+    """What peers may know about a host: how to talk to its services, not what it is made of.
+
+    Values that a strict decoder refuses are left out: one odd node must not cost its peers their whole map.
+    """
+    location = hostinfo.location
+    if location is not None and abs(location.priority) > _INT32:
+        location = None
     return Hostinfo(
         os=hostinfo.os,
         hostname=hostinfo.hostname,
         shields_up=hostinfo.shields_up,
-        routable_ips=hostinfo.routable_ips,
-        services=hostinfo.services,
+        routable_ips=valid_prefixes(hostinfo.routable_ips) or None,
+        services=tuple(one for one in hostinfo.services or () if 0 <= one.port <= 65535) or None,
         ssh_host_keys=hostinfo.ssh_host_keys,
         app_connector=hostinfo.app_connector,
         peer_relay=hostinfo.peer_relay,
         ingress_enabled=hostinfo.ingress_enabled,
-        location=hostinfo.location,
+        location=location,
         wol_macs=hostinfo.wol_macs,
     )
 

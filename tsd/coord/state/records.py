@@ -5,6 +5,7 @@ Keys are text on purpose: a damaged record must not stop the others from loading
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +17,8 @@ from tsd.coord.state.naming import is_label
 from tsd.tailcfg.hostinfo import Hostinfo
 
 TAGGED_USER_ID = 2147455555
+MAX_SMALL_INT = (1 << 31) - 1
+"""Capability versions and region IDs beyond this are nonsense, and some decoders refuse them."""
 TAGGED_LOGIN = "tagged-devices"
 
 
@@ -93,7 +96,7 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     @property
     def advertised(self) -> tuple[str, ...]:
         """Routes it offers, those that parse."""
-        return tuple(text for text in self.hostinfo.routable_ips or () if is_prefix(text))
+        return valid_prefixes(self.hostinfo.routable_ips)
 
     @property
     def routes(self) -> tuple[IPPrefix, ...]:
@@ -102,6 +105,10 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
 
     def is_expired(self, wall_ns: int) -> bool:
         return self.expiry_ns is not None and self.expiry_ns <= wall_ns
+
+
+def valid_prefixes(texts: Iterable[str] | None) -> tuple[str, ...]:
+    return tuple(text for text in texts or () if is_prefix(text))
 
 
 def is_prefix(text: str) -> bool:

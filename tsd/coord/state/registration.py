@@ -22,7 +22,7 @@ from tsd.base.keys import NodePublic
 from tsd.coord.policy.model import Subject, UserRef
 from tsd.coord.state.events import ApprovalWanted, Event, RegisterAnswered
 from tsd.coord.state.naming import label_for, unique_label
-from tsd.coord.state.records import AuthKey, Moment, NodeRecord
+from tsd.coord.state.records import MAX_SMALL_INT, AuthKey, Moment, NodeRecord
 from tsd.coord.state.registry import Registry
 from tsd.tailcfg.hostinfo import Hostinfo
 from tsd.tailcfg.register import RegisterRequest, RegisterResponse
@@ -258,7 +258,7 @@ class Registration:
             node,
             hostinfo=hostinfo,
             hostname=hostinfo.hostname,
-            cap=request.version,
+            cap=min(request.version, MAX_SMALL_INT),
             expiry_ns=self._expiry(node, moment),
             last_seen_ns=moment.wall_ns,
         )

@@ -19,10 +19,12 @@ SWITCH_TIMEOUT_S = 60.0
 
 
 def _reason_header(parsed: Parsed) -> dict[str, str]:
+    reason = parsed.text("reason")
+    if not reason:
+        return {}
     from base64 import b64encode
 
-    reason = parsed.text("reason")
-    return {"X-Tailscale-Reason": b64encode(reason.encode()).decode()} if reason else {}
+    return {"X-Tailscale-Reason": b64encode(reason.encode()).decode()}
 
 
 def down_command(context: ctx.Context) -> Command:

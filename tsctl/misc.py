@@ -7,7 +7,7 @@ import sys
 
 from tsctl import context as ctx
 from tsctl.goflags import Command, Failure, Flag, Parsed
-from tsd.localapi.schema import CAPABILITY_VERSION
+from tsd.localapi.schema import CAPABILITY_VERSION, STATUS_PUMP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def version_command(context: ctx.Context) -> Command:
     def run(parsed: Parsed) -> None:
         version = own_version()
         status = context.client.status(with_peers=False) if parsed.flag("daemon") else {}
-        pump = str(status.get("TSDPump") or "")
+        pump = str(status.get(STATUS_PUMP) or "")
         if parsed.flag("json"):
             ctx.out(ctx.to_json(_version_json(version, status, pump), "\t"))
             return

@@ -9,7 +9,7 @@ import socket
 from tsctl import context as ctx
 from tsctl.client import ApiFailure
 from tsctl.goflags import Command, Failure, Parsed
-from tsd.localapi.schema import TSD_VERSION_MARK
+from tsd.localapi.schema import STATUS_PUMP
 
 STDIN, STDOUT = 0, 1
 PIECE_BYTES = 65536
@@ -28,8 +28,7 @@ def nc_command(context: ctx.Context) -> Command:
             raise Failure(f"invalid port number {ctx.quoted(port_text)}")
         sock, early = _connect(context, host, port)
         # tailscaled drops the whole connection at our half-close, so it gets one only after a silence.
-        is_tsd = TSD_VERSION_MARK in str(status.get("Version") or "")
-        _copy(sock, early, quiet_s=0.0 if is_tsd else QUIET_BEFORE_EOF_S)
+        _copy(sock, early, quiet_s=0.0 if STATUS_PUMP in status else QUIET_BEFORE_EOF_S)
 
     return Command("nc", "Connect to a peer's TCP port", run, usage="<hostname-or-IP> <port>", max_args=-1)
 

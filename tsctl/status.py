@@ -6,7 +6,7 @@ import time
 
 from tsctl import context as ctx
 from tsctl.goflags import Command, Failure, Flag, Parsed
-from tsd.localapi.schema import RUNNING, STARTING
+from tsd.localapi.schema import RUNNING, STARTING, STOPPED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def _print_text(context: ctx.Context, status: dict[str, Any], parsed: Parsed) ->
     reason = ctx.not_running_reason(status)
     if reason:
         ctx.out(reason)
-        _print_health(status)
+        if status.get("BackendState") != STOPPED:
+            _print_health(status, ("logged out", "is stopped"))
         raise Failure(code=1)
     rows, hides_some = _rows(status, parsed)
     for line in ctx.table(rows, pads_last=True):
@@ -197,8 +198,9 @@ def _days(year: int, month: int, day: int) -> int:
     return year * 365 + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day - 719469
 
 
-def _print_health(status: dict[str, Any]) -> None:
-    health = [str(text) for text in status.get("Health") or [] if text]
+def _print_health(status: dict[str, Any], said_already: tuple[str, ...] = ()) -> None:
+    texts = [str(text) for text in status.get("Health") or [] if text]
+    health = [text for text in texts if not any(words in text.lower() for words in said_already)]
     if health:
         ctx.out("\n# Health check:")
         for text in health:

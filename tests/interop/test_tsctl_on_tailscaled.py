@@ -218,7 +218,7 @@ def test_debug_and_streams(joined: Net) -> None:
 
 
 def test_unprivileged_user_is_told_what_to_do(joined: Net) -> None:
-    modules = "json,tsctl.root,tsctl.account,tsctl.risk"
+    modules = "base64,json,tsctl.root,tsctl.account,tsctl.risk"
     code = f"import os,sys,{modules}; os.setuid(65534); sys.argv=['tsctl',*sys.argv[1:]]; tsctl.main()"
     line = [sys.executable, "-c", code, f"--socket={joined.a.socket}", "down"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=20, env=joined.a._env())

@@ -12,7 +12,8 @@ CONTROL_URL_SYNONYMS = ("", DEFAULT_CONTROL_URL, "https://login.tailscale.com")
 ZERO_TIME = "0001-01-01T00:00:00Z"
 ZERO_NODE_KEY = "nodekey:" + "0" * 64
 ZERO_LOCK_KEY = "nlpub:" + "0" * 64
-TSD_VERSION_MARK = "tsd"
+# An extra field of tsd's own status: which packet pump runs. Its presence tells tsd from tailscaled.
+STATUS_PUMP = "Pump"
 
 NO_STATE = "NoState"
 IN_USE_OTHER_USER = "InUseOtherUser"

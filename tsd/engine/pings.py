@@ -24,6 +24,8 @@ from tsd.packet.parse import Packet
 
 KINDS = ("disco", "TSMP", "ICMP", "peerapi")
 TIMEOUT_S = 10.0
+NO_PATH_PATIENCE_S = 4.0
+NO_PATH_RETRY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,16 @@ class Pings:
         raise AssertionError("unreachable")
 
     async def _ping_disco(self, peer: Peer, size: int) -> dict[str, Any]:
-        reply = await self._host.disco_ping(peer, size)
+        """A peer that just joined has no path yet: try for a while before saying why it cannot be asked."""
+        until = self._clock.now() + NO_PATH_PATIENCE_S
+        while True:
+            try:
+                reply = await self._host.disco_ping(peer, size)
+                break
+            except OSError as err:
+                if self._clock.now() >= until:
+                    return {"Err": str(err)}
+                await asyncio.sleep(NO_PATH_RETRY_S)
         return {
             "LatencySeconds": reply.latency_s,
             "Endpoint": "" if reply.endpoint is None else str(reply.endpoint),

@@ -70,12 +70,16 @@ def drain(sock: socket.socket) -> bool:
 
 def interfaces() -> list[Interface]:
     """Raises OSError."""
-    return [_parse_link(body) for kind, body in _dump(RTM_GETLINK, socket.AF_UNSPEC) if kind == RTM_NEWLINK]
+    return [
+        link
+        for kind, body in _dump(RTM_GETLINK, socket.AF_UNSPEC)
+        if kind == RTM_NEWLINK and (link := parse_link(body)) is not None
+    ]
 
 
 def addresses() -> list[Address]:
     """Raises OSError."""
-    found = [_parse_address(body) for kind, body in _dump(RTM_GETADDR, socket.AF_UNSPEC) if kind == RTM_NEWADDR]
+    found = [parse_address(body) for kind, body in _dump(RTM_GETADDR, socket.AF_UNSPEC) if kind == RTM_NEWADDR]
     return [address for address in found if address is not None]
 
 
@@ -116,19 +120,25 @@ def _attributes(body: memoryview, offset: int) -> dict[int, memoryview]:
     return out
 
 
-def _parse_link(body: memoryview) -> Interface:
+def parse_link(body: memoryview) -> Interface | None:
+    """None when the message is too short."""
+    if len(body) < 16:
+        return None
     index, flags = struct.unpack_from("=iI", body, 4)
     name = _attributes(body, 16).get(IFLA_IFNAME, memoryview(b""))
     return Interface(index, bytes(name).rstrip(b"\0").decode("utf-8", "replace"), flags)
 
 
-def _parse_address(body: memoryview) -> Address | None:
+def parse_address(body: memoryview) -> Address | None:
+    """None when the message is too short or holds no address."""
+    if len(body) < 8:
+        return None
     _family, prefix_length, flags, _scope, index = struct.unpack_from("=BBBBI", body)
     attributes = _attributes(body, 8)
     raw = attributes.get(IFA_LOCAL, attributes.get(IFA_ADDRESS))
     if raw is None or len(raw) not in (4, 16):
         return None
-    if IFA_FLAGS in attributes:
+    if len(attributes.get(IFA_FLAGS, b"")) >= 4:
         flags = struct.unpack("=I", attributes[IFA_FLAGS][:4])[0]
     is_usable = not flags & (IFA_F_DADFAILED | IFA_F_TENTATIVE | IFA_F_DEPRECATED)
     return Address(index, ip_address(bytes(raw)), prefix_length, is_usable)

@@ -61,13 +61,17 @@ def parse_config(text: str, path: str) -> ConfigFile:
     if version != VERSION:
         raise ConfigError(f'{path}: "Version" is {version!r}; only "{VERSION}" is known')
     masked = _masked(values, path)
-    auth_key = values.pop("authkey", None) or ""
+    try:
+        auth_key = _string(values.pop("authkey", None) or "")
+        static_endpoints = _strings(values.pop("staticendpoints", None) or [])
+    except TypeError as err:
+        raise ConfigError(f"{path}: AuthKey or StaticEndpoints: {err}") from None
     config = ConfigFile(
         path=path,
         is_locked=values.pop("locked", None) is not False,
         masked_prefs=masked,
-        auth_key=read_auth_key(str(auth_key)) if auth_key else "",
-        static_endpoints=tuple(values.pop("staticendpoints", None) or ()),
+        auth_key=read_auth_key(auth_key) if auth_key else "",
+        static_endpoints=tuple(static_endpoints),
         serve_config=values.pop("serveconfigtemp", None),
     )
     if values:
@@ -187,8 +191,14 @@ def _string(value: Any) -> str:
     return value
 
 
+def _strings(value: Any) -> list[str]:
+    if not isinstance(value, list):
+        raise TypeError("want a list")
+    return [_string(item) for item in value]
+
+
 def _routes(value: Any) -> list[str]:
-    for text in value:
+    for text in _strings(value):
         interface = ip_interface(text)
         if interface.ip != interface.network.network_address:
             raise ValueError(f"route {text} has bits set beyond its prefix; {interface.network} is meant")
@@ -196,7 +206,7 @@ def _routes(value: Any) -> list[str]:
 
 
 def _netfilter_mode(value: Any) -> int:
-    if value not in _NETFILTER_MODES:
+    if not isinstance(value, str) or value not in _NETFILTER_MODES:
         raise ValueError(f"{value!r} is none of on, nodivert, off")
     return _NETFILTER_MODES[value]
 

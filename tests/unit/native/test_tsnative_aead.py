@@ -16,7 +16,7 @@ from tsnative import aead
 
 pytestmark = pytest.mark.skipif(tsnative.native is None, reason="the native core is not built")
 KERNELS = [name for name in aead.kernels() if name != "library"]
-PACKETS = int(os.environ.get("TSD_AEAD_PACKETS", "20000"))
+PACKETS = int(os.environ.get("TSD_AEAD_PACKETS", "10000"))
 
 CLAMPED = 0x0FFFFFFC0FFFFFFC0FFFFFFC0FFFFFFF
 P = (1 << 130) - 5
@@ -26,6 +26,7 @@ def nonce(counter: int) -> bytes:
     return bytes(4) + counter.to_bytes(8, "little")
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_random_batches_equal_the_library(kernel: str) -> None:
     rng = random.Random(PACKETS)

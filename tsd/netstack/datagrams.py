@@ -184,3 +184,10 @@ def is_echo_reply(parsed: Packet) -> bool:
 
 def address_of(packed: bytes) -> IPAddress:
     return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
+
+
+def is_host_local(ip: IPAddress) -> bool:
+    """Addresses that mean something only on one host or link: an exit node's default route does not cover them."""
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        return True
+    return ip.is_loopback or ip.is_multicast or ip.is_unspecified or ip.is_link_local or ip.is_reserved

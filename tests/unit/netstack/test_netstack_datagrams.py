@@ -143,3 +143,29 @@ def test_ports() -> None:
     stack.bind_datagram(None, first.port, None)
     with pytest.raises(OSError):
         stack.datagrams.send(AddrPort(ip_address(B4), 1), AddrPort(ip_address(A4), 2), bytes(65508))
+
+
+@pytest.mark.parametrize(
+    ("address", "is_forwarded"),
+    [
+        ("8.8.8.8", True),
+        ("10.0.0.1", True),
+        ("2606:4700::1", True),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("0.0.0.0", False),
+        ("::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("fe80::1", False),
+    ],
+)
+def test_default_route_does_not_reach_into_the_host(address: str, is_forwarded: bool) -> None:
+    stack = Stack([ip_address(B4), ip_address(B6)], 1280, SeededEntropy(1))
+    stack.set_subnets([ip_network("0.0.0.0/0"), ip_network("::/0")])
+    source = A4 if ip_address(address).version == 4 else A6
+    stack.receive([Frame(udp_packet(raw(source), 1000, raw(address), 2000, b"hi"))], 1.0)
+    assert bool(stack.take_events()) is is_forwarded
+    stack.set_subnets([ip_network("127.0.0.0/8")])
+    assert stack._is_in_subnets(raw("127.0.0.1"))

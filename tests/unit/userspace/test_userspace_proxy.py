@@ -235,3 +235,16 @@ async def test_slow_reader_bounds_memory_and_resumes() -> None:
             got += len(data)
         await feeding
         assert got == 40_000_000
+
+
+async def test_own_address_is_reached_without_leaving() -> None:
+    async with overlay_pair() as pair, host_server(echo_once) as port, udp_echo() as (udp_port, _):
+        pair.is_cut = True
+        stream = await pair.connect(port, A4)
+        await stream.write(b"to myself")
+        await stream.write_eof()
+        assert await stream.read(100) == b"to myself"
+        await stream.close()
+        datagrams = await pair.a.open_datagram(None)
+        datagrams.send(b"hello", AddrPort(parse_ip(A4), udp_port))
+        assert (await asyncio.wait_for(datagrams.receive(), 5))[0] == b"hello"

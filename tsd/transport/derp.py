@@ -30,7 +30,6 @@ from tsd.transport.derp_dial import DerpError as DerpError
 from tsd.transport.derp_dial import DerpOptions as DerpOptions
 from tsd.transport.derp_dial import dial as dial
 from tsd.transport.derp_dial import literal_ip, text_of
-from tsd.transport.finetimer import FineTimer
 
 _log = logging.getLogger("tsd.transport.derp")
 
@@ -82,7 +81,7 @@ class DerpConnection(asyncio.Protocol):
         self._bucket: _Bucket | None = None
         self._pace: _Bucket | None = _Bucket(_PACE_BYTES_PER_S, _PACE_BURST_BYTES)
         self._timer: asyncio.TimerHandle | None = None
-        self._pacer = FineTimer(self._flush)
+        self._pacer = options.new_timer(self._flush)
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -147,15 +146,7 @@ class DerpConnection(asyncio.Protocol):
     # -- opening ------------------------------------------------------------------------------------------------
 
     async def _open_node(self, node: DERPNode, *, is_ideal: bool, prefers: bool) -> None:
-        sock = await dial(node, self._options)
-        try:
-            transport = await self._secure(node, sock)
-        except (OSError, ssl.SSLError, TimeoutError, ValueError) as err:
-            sock.close()
-            raise DerpError(f"{node.host_name}: TLS: {text_of(err)}") from None
-        except BaseException:
-            sock.close()
-            raise
+        transport = await self._stream_to(node)
         if self.is_closed:
             transport.abort()
             raise DerpError("closed while connecting")
@@ -168,6 +159,19 @@ class DerpConnection(asyncio.Protocol):
             transport.abort()
             raise DerpError(f"{node.host_name}: {err}") from None
         self._begin(node, transport, server_key, is_ideal=is_ideal, prefers=prefers)
+
+    async def _stream_to(self, node: DERPNode) -> asyncio.Transport:
+        if self._options.connect is not None:
+            return await self._options.connect(node, lambda: self)
+        sock = await dial(node, self._options)
+        try:
+            return await self._secure(node, sock)
+        except (OSError, ssl.SSLError, TimeoutError, ValueError) as err:
+            sock.close()
+            raise DerpError(f"{node.host_name}: TLS: {text_of(err)}") from None
+        except BaseException:
+            sock.close()
+            raise
 
     async def _secure(self, node: DERPNode, sock: socket.socket) -> asyncio.Transport:
         if self._options.plain_http:

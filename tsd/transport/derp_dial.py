@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from tsd.base.addr import IPAddress, parse_ip
@@ -17,6 +17,7 @@ from tsd.base.errors import ConfigError, ControlError, DecodeError, TsdError
 from tsd.base.keys import NodePrivate
 from tsd.tailcfg.derpmap import DERPNode
 from tsd.transport.dial import open_tunnel
+from tsd.transport.finetimer import FineTimer, PaceTimer
 from tsd.transport.proxy_env import Proxy, ProxySettings
 
 DIAL_TIMEOUT_S = 1.5
@@ -28,9 +29,13 @@ class DerpError(TsdError):
     """A relay could not be reached or refused us; the text names the step."""
 
 
+Connect = Callable[[DERPNode, Callable[[], asyncio.Protocol]], Awaitable[asyncio.Transport]]
+"""Opens a stream to a node for a protocol, in place of sockets and TLS. Raises `DerpError`."""
+
+
 @dataclass(frozen=True, slots=True)
 class DerpOptions:
-    """What all connections of one engine share."""
+    """What all connections of one engine share; simulated networks bring their own `connect` and `new_timer`."""
 
     private: NodePrivate
     clock: Clock
@@ -40,6 +45,8 @@ class DerpOptions:
     prefer_ipv6: bool = False
     proxies: ProxySettings = field(default_factory=ProxySettings)
     queue_bytes: int = QUEUE_BYTES
+    connect: Connect | None = None
+    new_timer: Callable[[Callable[[], None]], PaceTimer] = FineTimer
 
 
 async def dial(node: DERPNode, options: DerpOptions) -> socket.socket:

@@ -7,10 +7,19 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable
+from typing import Protocol
 
 _CLOCK_MONOTONIC = 1
 _FLAGS = 0o2004000
 """TFD_NONBLOCK | TFD_CLOEXEC on Linux."""
+
+
+class PaceTimer(Protocol):
+    """What pacing needs of a timer."""
+
+    def start(self, delay_s: float) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class FineTimer:

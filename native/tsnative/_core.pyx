@@ -132,9 +132,12 @@ cdef class _Frames:
     cdef core_frame *frames
     cdef Py_buffer *views
     cdef size_t capacity, view_count
+    cdef list held
+
+    def __cinit__(self):
+        self.held = []
 
     def __dealloc__(self):
-        self.release()
         free(self.frames)
         free(self.views)
 
@@ -157,6 +160,7 @@ cdef class _Frames:
     cdef int hold(self, size_t at, object packet, object segment_bytes) except -1:
         cdef core_frame *frame = &self.frames[at]
         cdef Py_buffer *view
+        self.held.append(packet)
         if PyBytes_CheckExact(packet):
             frame.packet = <const uint8_t *>PyBytes_AS_STRING(packet)
             frame.bytes = PyBytes_GET_SIZE(packet)
@@ -177,6 +181,7 @@ cdef class _Frames:
         for i in range(self.view_count):
             PyBuffer_Release(&self.views[i])
         self.view_count = 0
+        self.held.clear()
 
 
 cdef class NativeCore:
@@ -201,10 +206,16 @@ cdef class NativeCore:
     def __dealloc__(self):
         core_free(self._core)
 
-    cdef int _enter(self) except -1:
+    cdef int _enter(self, bint stay = False) except -1:
+        """`stay`: until `_leave`; the others neither release the GIL nor run Python code."""
         if self._busy:
             raise RuntimeError("the core is in use by another thread")
+        self._busy = stay
         return 0
+
+    cdef void _leave(self) noexcept:
+        self._frames.release()
+        self._busy = False
 
     @property
     def drops(self):
@@ -226,9 +237,9 @@ cdef class NativeCore:
         core_remove_peer(self._core, peer)
 
     def set_allowed_ips(self, int64_t peer, prefixes):
-        self._enter()
         cdef bytes packed
         cdef list wanted = [(prefix.network_address.packed, prefix.prefixlen) for prefix in prefixes]
+        self._enter()
         if not core_has_peer(self._core, peer):
             raise KeyError(peer)
         core_clear_allowed(self._core, peer)
@@ -265,81 +276,76 @@ cdef class NativeCore:
             out = PyBytes_FromStringAndSize(NULL, run.bytes)
             run.out = <uint8_t *>PyBytes_AS_STRING(out)
             outputs.append(_new(Sealed, (run.peer, out, run.datagram_bytes, run.count)))
-        self._busy = True
         with nogil:
             core_run_seal(self._core)
-        self._busy = False
         return outputs
 
     def seal(self, frames, double now):
         cdef core_seal_result result
         cdef size_t i, count = 0
-        self._enter()
-        cdef list held = frames if type(frames) is list else list(frames)
+        cdef list wanted = list(frames)
+        self._enter(True)
         try:
-            self._frames.reserve(len(held))
-            for frame in held:
+            self._frames.reserve(len(wanted))
+            for frame in wanted:
                 self._frames.hold(count, frame[0], frame[1])
                 count += 1
             if core_plan_seal(self._core, self._frames.frames, count, now, &result):
                 raise MemoryError
             sealed = self._run_seal(&result)
+            refused = [(result.refused[i].peer, wanted[result.refused[i].frame]) for i in range(result.refused_count)]
+            return _new(SealResult, (sealed, refused, _handles(result.attention, result.attention_count)))
         finally:
-            self._frames.release()
-        refused = [(result.refused[i].peer, held[result.refused[i].frame]) for i in range(result.refused_count)]
-        return _new(SealResult, (sealed, refused, _handles(result.attention, result.attention_count)))
+            self._leave()
 
     def seal_to(self, int64_t peer, packets, double now):
         cdef core_seal_result result
         cdef size_t count = 0
-        self._enter()
-        cdef list held = list(packets)
+        cdef list wanted = list(packets)
+        self._enter(True)
         try:
-            self._frames.reserve(len(held))
-            for packet in held:
+            self._frames.reserve(len(wanted))
+            for packet in wanted:
                 self._frames.hold(count, packet, None)
                 count += 1
             if core_plan_seal_to(self._core, peer, self._frames.frames, count, now, &result):
                 raise MemoryError
             return self._run_seal(&result)
         finally:
-            self._frames.release()
+            self._leave()
 
     def open(self, datagrams, size_t datagram_bytes, double now):
         cdef core_open_result result
         cdef core_frame *whole
-        cdef const uint8_t *data
-        cdef core_delivery *delivery
-        cdef size_t i
         cdef int failed
-        cdef bytes out
-        cdef list opened = [], others = []
-        self._enter()
+        self._enter(True)
         try:
             self._frames.reserve(1)
             self._frames.hold(0, datagrams, None)
             whole = &self._frames.frames[0]
-            data = whole.packet
-            self._busy = True
             with nogil:
-                failed = core_run_open(self._core, data, whole.bytes, datagram_bytes, now, &result)
-            self._busy = False
+                failed = core_run_open(self._core, whole.packet, whole.bytes, datagram_bytes, now, &result)
             if failed:
                 raise MemoryError
-            for i in range(result.other_count):
-                out = PyBytes_FromStringAndSize(<const char *>data + result.others[i].at, result.others[i].bytes)
-                others.append((_OTHERS[result.others[i].kind], out))
+            return self._take_opened(&result, <const char *>whole.packet)
         finally:
-            self._frames.release()
+            self._leave()
+
+    cdef object _take_opened(self, core_open_result *result, const char *datagrams):
+        cdef core_delivery *delivery
+        cdef size_t i
+        cdef bytes out
+        cdef list opened = [], others = []
+        for i in range(result.other_count):
+            out = PyBytes_FromStringAndSize(datagrams + result.others[i].at, result.others[i].bytes)
+            others.append((_OTHERS[result.others[i].kind], out))
         for i in range(result.delivery_count):
             delivery = &result.deliveries[i]
             out = PyBytes_FromStringAndSize(NULL, delivery.bytes)
             delivery.out = <uint8_t *>PyBytes_AS_STRING(out)
             opened.append(_new(Opened, (delivery.peer, _new(Frame, (out, delivery.segment_bytes)))))
-        self._busy = True
         with nogil:
             core_write_opened(self._core)
-        self._busy = False
         return _new(OpenResult, (
             opened,
             others,

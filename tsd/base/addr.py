@@ -13,6 +13,8 @@ IPPrefix = IPv4Network | IPv6Network
 _V4_IN_6 = bytes(10) + b"\xff\xff"
 
 CGNAT = IPv4Network("100.64.0.0/10")
+CHROMEOS_VM = IPv4Network("100.115.92.0/23")
+"""Inside `CGNAT`, but ChromeOS uses it for its own machines."""
 TAILSCALE_ULA = IPv6Network("fd7a:115c:a1e0::/48")
 QUAD_100 = IPv4Address("100.100.100.100")
 QUAD_100_V6 = IPv6Address("fd7a:115c:a1e0::53")
@@ -88,4 +90,4 @@ def decode_ip16(raw: bytes) -> IPAddress:
 
 def is_tailnet_ip(ip: IPAddress) -> bool:
     """Whether an address lies in the ranges that overlays of this kind hand out by default."""
-    return ip in CGNAT if ip.version == 4 else ip in TAILSCALE_ULA
+    return (ip in CGNAT and ip not in CHROMEOS_VM) if ip.version == 4 else ip in TAILSCALE_ULA

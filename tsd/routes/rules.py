@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 
-from tsd.base.addr import QUAD_100, QUAD_100_V6, IPAddress, IPPrefix, parse_ip
+from tsd.base.addr import QUAD_100, QUAD_100_V6, IPAddress, IPPrefix, is_tailnet_ip, parse_ip
 from tsd.base.errors import DecodeError
 from tsd.hull import DnsConfig, LinkState, RouterConfig
 from tsd.netmap.netmap import Netmap
@@ -114,7 +114,11 @@ def _parse(text: str) -> IPPrefix | None:
 
 
 def peer_prefixes(node: Node, wishes: RouteWishes, cache: PrefixCache | None = None) -> tuple[IPPrefix, ...]:
-    """Allowed IPs of a peer that are in force: subnet routes only when accepted, defaults only of the exit node."""
+    """Allowed IPs of a peer that are in force: subnet routes only when accepted, defaults only of the exit node.
+
+    One address of the overlay's own ranges is never a subnet: a service address moves between hosts without a say
+    of ours.
+    """
     cache = cache or PrefixCache()
     own = cache.addresses_of(node)
     chosen: dict[IPPrefix, None] = {}
@@ -122,9 +126,16 @@ def peer_prefixes(node: Node, wishes: RouteWishes, cache: PrefixCache | None = N
         if prefix.prefixlen == 0:
             if wishes.is_exit_node(node):
                 chosen[prefix] = None
-        elif wishes.accept_routes or (prefix.prefixlen == prefix.max_prefixlen and prefix.network_address in own):
+        elif wishes.accept_routes or _is_address(prefix, own):
             chosen[prefix] = None
     return tuple(chosen)
+
+
+def _is_address(prefix: IPPrefix, own: tuple[IPAddress, ...]) -> bool:
+    """One of the node's own addresses, or a single address of the overlay."""
+    if prefix.prefixlen != prefix.max_prefixlen:
+        return False
+    return prefix.network_address in own or is_tailnet_ip(prefix.network_address)
 
 
 def addresses_of(node: Node) -> list[IPAddress]:

@@ -48,6 +48,13 @@ def test_subnet_routes_are_opt_in() -> None:
     assert ip_network("0.0.0.0/0") not in accepted.router.routes
 
 
+def test_a_single_overlay_address_is_no_subnet() -> None:
+    host = node(2, AllowedIPs=["100.64.0.2/32", "100.99.99.99/32", "100.115.92.7/32", "203.0.113.9/32"])
+    routes = derive(start(host), RouteWishes()).router.routes
+    assert ip_network("100.99.99.99/32") in routes
+    assert not set(nets("100.115.92.7/32", "203.0.113.9/32")) & set(routes)
+
+
 @pytest.mark.parametrize("wish", [{"exit_node_id": "n2"}, {"exit_node_ip": ip_address("100.64.0.2")}])
 def test_exit_node(wish: dict[str, Any]) -> None:
     link = LinkState({"eth0": nets("192.168.7.0/24"), "lo": nets("127.0.0.0/8")})

@@ -201,7 +201,7 @@ class Coordinator:
             self._arm("offline", node_id, due)
             return
         wall_ns = moment.wall_ns - int((moment.now - self._contact[node_id]) * 1e9)
-        self.registry.put(replace(node, last_seen_ns=wall_ns), Change(0))
+        self.registry.put(replace(node, last_seen_ns=wall_ns), Change.NOTHING)
         self.registry.set_online(self.registry.nodes[node_id], False)
 
     def _on_reap(self, node_id: int, moment: Moment) -> None:
@@ -274,7 +274,7 @@ class _OthersLabels:
         return self._labels.get(str(label), self._node_id) != self._node_id
 
 
-def _difference(old: NodeRecord, new: NodeRecord) -> Change:
+def _difference(old: NodeRecord, new: NodeRecord) -> int:
     """How much of a node is new to its peers; nothing, when only the server cares."""
     paths = {"endpoints": (), "home_derp": 0, "disco_key": "", "cap": 0, "last_seen_ns": None}
     quiet = replace(new.hostinfo, net_info=old.hostinfo.net_info) == old.hostinfo
@@ -284,7 +284,7 @@ def _difference(old: NodeRecord, new: NodeRecord) -> Change:
     moved = any(getattr(old, name) != getattr(new, name) for name in ("endpoints", "home_derp", "disco_key", "cap"))
     if moved:
         return Change.PATH
-    return Change.ONLINE if old.last_seen_ns != new.last_seen_ns else Change(0)
+    return Change.ONLINE if old.last_seen_ns != new.last_seen_ns else Change.NOTHING
 
 
 def _disco_text(text: str) -> str:

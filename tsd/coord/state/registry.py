@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from enum import IntFlag
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -27,14 +26,17 @@ from tsd.coord.state.visibility import PrimaryRoutes, Visibility
 log = logging.getLogger("tsd.coord")
 
 
-class Change(IntFlag):
-    ONLINE = 1
-    PATH = 2  # endpoints, home region, disco key, capability version
-    WHOLE = 4
+class Change:
+    """How a node changed, as bits; plain integers, because every poll is noted for every change."""
+
+    NOTHING: Final = 0
+    ONLINE: Final = 1
+    PATH: Final = 2  # endpoints, home region, disco key, capability version
+    WHOLE: Final = 4
 
 
 class Listener(Protocol):
-    def node_changed(self, node_id: int, change: Change) -> None: ...
+    def node_changed(self, node_id: int, change: int) -> None: ...
     def node_removed(self, node_id: int) -> None: ...
     def sources_changed(self, node_id: int, rules: int) -> None: ...
     def filter_changed(self, node_id: int) -> None: ...
@@ -136,7 +138,7 @@ class Registry:
         ref = UserRef(user.login_name, user.name, user.is_admin) if user is not None else None
         return Subject(node.id, ref, node.tags, node.ips, node.routes)
 
-    def put(self, node: NodeRecord, change: Change = Change.WHOLE) -> None:
+    def put(self, node: NodeRecord, change: int = Change.WHOLE) -> None:
         """Add or replace a node: indexes, store, listeners."""
         self._unindex(self.nodes.get(node.id))
         self._index(node)

@@ -38,7 +38,7 @@ class Session:
     known: dict[int, Routes] = field(default_factory=dict)
     profiles: dict[int, None] = field(default_factory=dict)
     chunks: dict[str, None] = field(default_factory=dict)
-    pending: dict[int, Change] = field(default_factory=dict)
+    pending: dict[int, int] = field(default_factory=dict)
     pending_chunks: dict[str, tuple[int, int]] = field(default_factory=dict)
     is_self_pending: bool = False
     is_filter_pending: bool = False
@@ -58,7 +58,7 @@ class Sessions:
         self.open: dict[int, Session] = {}
         self.by_node: dict[int, dict[int, None]] = {}
         self._dirty: dict[int, None] = {}
-        self._fragments: dict[int, dict[Routes, msgspec.Raw]] = {}
+        self._fragments: dict[int, dict[Routes, msgspec.Raw | None]] = {}
         self.fragments_built = 0
 
     @property
@@ -105,7 +105,7 @@ class Sessions:
 
     # Listener
 
-    def node_changed(self, node_id: int, change: Change) -> None:
+    def node_changed(self, node_id: int, change: int) -> None:
         self._fragments.pop(node_id, None)
         is_ssh_touched = self._has_ssh and bool(change & Change.WHOLE)
         for session in self.open.values():
@@ -115,7 +115,7 @@ class Sessions:
                     session.is_self_pending = True
                     self._dirty[session.id] = None
                 continue
-            session.pending[node_id] = session.pending.get(node_id, Change(0)) | change
+            session.pending[node_id] = session.pending.get(node_id, Change.NOTHING) | change
             self._dirty[session.id] = None
 
     def node_removed(self, node_id: int) -> None:
@@ -125,7 +125,7 @@ class Sessions:
             self.outputs.append(SessionEnded(session.id))
         for session in self.open.values():
             session.pending[node_id] = Change.WHOLE
-            session.is_ssh_pending = self._has_ssh
+            session.is_ssh_pending = session.is_ssh_pending or self._has_ssh
             self._dirty[session.id] = None
 
     def sources_changed(self, node_id: int, rules: int) -> None:
@@ -141,7 +141,7 @@ class Sessions:
         for session in self.of_node(node_id):
             session.is_filter_pending = True
             for other in self.registry.nodes:
-                session.pending.setdefault(other, Change(0))
+                session.pending.setdefault(other, Change.NOTHING)
             self._dirty[session.id] = None
 
     def policy_changed(self) -> None:
@@ -149,7 +149,7 @@ class Sessions:
         for session in self.open.values():
             session.is_policy_pending = session.is_self_pending = session.is_ssh_pending = True
             for node_id in self.registry.nodes:
-                session.pending.setdefault(node_id, Change(0))
+                session.pending.setdefault(node_id, Change.NOTHING)
             self._dirty[session.id] = None
 
     # Frames
@@ -205,13 +205,19 @@ class Sessions:
 
     def _shown_routes(self, viewer: int, node_id: int) -> Routes:
         usable = self.registry.visibility.usable_routes(viewer, node_id)
-        return tuple(route for route in usable if self.registry.routers.carries(node_id, route))
+        return usable and tuple(route for route in usable if self.registry.routers.carries(node_id, route))
 
-    def _fragment(self, node_id: int, routes: Routes, wall_ns: int) -> msgspec.Raw:
+    def _fragment(self, node_id: int, routes: Routes, wall_ns: int) -> msgspec.Raw | None:
+        """A peer as JSON, built once for all viewers; None for a node that nobody can be shown."""
         cached = self._fragments.setdefault(node_id, {})
         if routes not in cached:
-            self.fragments_built += 1
             node = self.registry.nodes[node_id]
+            reason = problem(node)
+            if reason:
+                log.warning(fields("node left out", node=node_id, reason=reason))
+                cached[routes] = None
+                return None
+            self.fragments_built += 1
             is_online = node_id in self.registry.online
             view = nodeview.peer_node(node, self.registry.config, routes, is_online, node.is_expired(wall_ns))
             cached[routes] = msgspec.Raw(encode_json(view))
@@ -220,16 +226,15 @@ class Sessions:
     def _add_peer(
         self, session: Session, node_id: int, wall_ns: int, peers: list[msgspec.Raw], profiles: dict[int, None]
     ) -> None:
-        node = self.registry.nodes[node_id]
-        reason = problem(node)
-        if reason:
-            log.warning(fields("node left out", node=node_id, reason=reason))
-            return
         routes = self._shown_routes(session.node_id, node_id)
-        peers.append(self._fragment(node_id, routes, wall_ns))
+        fragment = self._fragment(node_id, routes, wall_ns)
+        if fragment is None:
+            return
+        peers.append(fragment)
         session.known[node_id] = routes
-        if node.owner_id not in session.profiles:
-            profiles[node.owner_id] = None
+        owner = self.registry.nodes[node_id].owner_id
+        if owner not in session.profiles:
+            profiles[owner] = None
 
     def _profiles(self, session: Session, wanted: dict[int, None]) -> list[Any]:
         session.profiles.update(wanted)
@@ -291,7 +296,7 @@ class Sessions:
         }
         frame.update({name: value for name, value in found.items() if value})
 
-    def _needs_whole(self, session: Session, node_id: int, change: Change) -> bool:
+    def _needs_whole(self, session: Session, node_id: int, change: int) -> bool:
         """A patch cannot add a peer, nor empty a list of endpoints, nor change routes."""
         if node_id not in session.known or change & Change.WHOLE:
             return True

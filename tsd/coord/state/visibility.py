@@ -28,6 +28,8 @@ class Visibility:
         self.targets: dict[int, int] = {}
         self._route_masks: dict[int, dict[IPPrefix, int]] = {}
         self._members: dict[tuple[int, int], dict[int, None]] = {}
+        self._texts: dict[int, tuple[str, ...]] = {}
+        self._source_texts: dict[tuple[int, int], list[str]] = {}
 
     def put(self, subject: Subject) -> tuple[int, bool]:
         """Add or replace. Returns the rules whose source lists changed and whether its own filter may have."""
@@ -44,6 +46,7 @@ class Visibility:
         self._route_masks[subject.node_id] = {
             route: self.compiled.route_mask(subject, route) for route in subject.routes
         }
+        self._texts[subject.node_id] = tuple(map(str, subject.addresses))
         self._move_member(subject.node_id, old_sources, sources)
         moved = old is None or old.addresses != subject.addresses or old.user != subject.user
         changed = (old_sources | sources) if moved else (old_sources ^ sources)
@@ -57,10 +60,13 @@ class Visibility:
         self.targets.pop(node_id, None)
         self.subjects.pop(node_id, None)
         self._route_masks.pop(node_id, None)
+        self._texts.pop(node_id, None)
         return sources & self.compiled.dynamic_mask
 
     def _move_member(self, node_id: int, old: int, new: int) -> None:
         bucket = bucket_of(node_id)
+        for rule in bits((old | new) & self.compiled.dynamic_mask):
+            self._source_texts.pop((rule, bucket), None)
         for rule in bits((old ^ new) & self.compiled.dynamic_mask):
             if new >> rule & 1:
                 self._members.setdefault((rule, bucket), {})[node_id] = None
@@ -111,13 +117,19 @@ class Visibility:
         one = self.compiled.rules[rule]
         if bucket < 0:
             return self.compiled.filter_rule(rule, subject, list(one.static))
-        addresses = [
-            str(address)
-            for member in sorted(self._members.get((rule, bucket), ()))
-            if not one.is_self or self._same_user(member, viewer)
-            for address in self.subjects[member].addresses
-        ]
-        return self.compiled.filter_rule(rule, subject, addresses)
+        if one.is_self:
+            members = sorted(self._members.get((rule, bucket), ()))
+            own = [text for member in members if self._same_user(member, viewer) for text in self._texts[member]]
+            return self.compiled.filter_rule(rule, subject, own)
+        return self.compiled.filter_rule(rule, subject, self._sources_of(rule, bucket))
+
+    def _sources_of(self, rule: int, bucket: int) -> list[str]:
+        """Addresses of the members, kept until one of them changes: every target gets the same list."""
+        known = self._source_texts.get((rule, bucket))
+        if known is None:
+            members = sorted(self._members.get((rule, bucket), ()))
+            known = self._source_texts[rule, bucket] = [text for one in members for text in self._texts[one]]
+        return known
 
     def filters(self, viewer: int) -> dict[str, FilterRules]:
         """The whole packet filter of `viewer`; "base" is always there, so that it is never taken for "unchanged"."""

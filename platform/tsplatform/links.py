@@ -37,6 +37,7 @@ class LinkWatcher:
     """Implements `tsd.hull.LinkMonitor` for the host.
 
     `own` is the name of our own device, which never counts; `assume_up` is for hosts that have loopback only.
+    Simulated hosts override `listen` and `clocks_s`.
     """
 
     def __init__(self, own: str = "", read: Callable[[], LinkState] | None = None, assume_up: bool = False) -> None:
@@ -59,9 +60,8 @@ class LinkWatcher:
 
     async def changes(self) -> AsyncIterator[LinkState]:
         """Yields when the state differs from the last one, and after a suspension even when it does not."""
-        loop = asyncio.get_running_loop()
         heard = asyncio.Event()
-        sock = _listen(loop, heard)
+        stop_listening = self.listen(heard.set)
         try:
             while True:
                 asleep_s = await self._wait(heard)
@@ -71,39 +71,50 @@ class LinkWatcher:
                 if after != before or asleep_s > 0:
                     yield after
         finally:
-            if sock is not None:
-                loop.remove_reader(sock)
-                sock.close()
+            stop_listening()
+
+    def listen(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_change` when the host says that links changed; returns what ends that."""
+        return _listen(asyncio.get_running_loop(), on_change)
+
+    def clocks_s(self) -> tuple[float, float]:
+        """(time since boot, the part of it that was spent suspended)."""
+        return _boottime_s(), _asleep_s()
 
     async def _wait(self, heard: asyncio.Event) -> float:
         """Until something was heard (debounced), or the tick; seconds that the machine slept meanwhile."""
-        began, slept_before = _boottime_s(), _asleep_s()
+        began, slept_before = self.clocks_s()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK_S):
                 await heard.wait()
                 await asyncio.sleep(DEBOUNCE_S)
         heard.clear()
-        suspended_s = _asleep_s() - slept_before
-        overslept_s = _boottime_s() - began - TICK_S - DEBOUNCE_S
+        now, slept = self.clocks_s()
+        suspended_s = slept - slept_before
+        overslept_s = now - began - TICK_S - DEBOUNCE_S
         return max(suspended_s if suspended_s > 1.0 else 0.0, overslept_s if overslept_s > SLEEP_SLACK_S else 0.0)
 
 
-def _listen(loop: asyncio.AbstractEventLoop, heard: asyncio.Event) -> socket.socket | None:
+def _listen(loop: asyncio.AbstractEventLoop, on_change: Callable[[], None]) -> Callable[[], None]:
     if not sys.platform.startswith("linux"):
-        return None
+        return lambda: None
     try:
         sock = netlink.open_changes()
     except OSError as err:
         log.info("link changes are found by polling every %.0f s: netlink: %s", TICK_S, err.strerror)
-        return None
+        return lambda: None
 
     def on_readable() -> None:
         with contextlib.suppress(OSError):
             if netlink.drain(sock):
-                heard.set()
+                on_change()
+
+    def stop() -> None:
+        loop.remove_reader(sock)
+        sock.close()
 
     loop.add_reader(sock, on_readable)
-    return sock
+    return stop
 
 
 def read_state(own: str = "") -> LinkState:

@@ -8,6 +8,7 @@ New inputs are not added to the committed corpus: choose what to keep.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import logging
 import random
@@ -25,19 +26,22 @@ sys.path[:0] = [str(ROOT), str(ROOT / "platform"), str(ROOT / "native"), str(HER
 Target = Callable[[bytes], None]
 
 MAX_BYTES = 4096
+# One input that takes this long, or a process that grows this big, counts as a crash.
+LIMITS = ("-timeout=30", "-rss_limit_mb=2048", f"-max_len={MAX_BYTES}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="search with every fuzz target")
     parser.add_argument("--seconds", type=float, default=20.0, help="for each target")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--target", default="", help="only this one")
+    parser.add_argument("--target", default="", help="only these, with commas between them")
     parser.add_argument("--atheris", action="store_true", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
     logging.disable(logging.CRITICAL)
     if options.atheris:
         return guided(options.target, rest)
-    chosen = [(name, target) for name, target in load_targets() if options.target in ("", name)]
+    wanted = [name for name in options.target.split(",") if name]
+    chosen = choose(load_targets(), wanted)
     FOUND.mkdir(parents=True, exist_ok=True)
     is_guided = importlib.util.find_spec("atheris") is not None
     print(
@@ -52,6 +56,15 @@ def main() -> int:
     ]
     print(f"{len(chosen) - len(broken)} without a crash, {len(broken)} with: {' '.join(broken)}")
     return 1 if broken else 0
+
+
+def choose(known: list[tuple[str, Target]], wanted: list[str]) -> list[tuple[str, Target]]:
+    """All of them, or the wanted ones in the order in which they were asked for."""
+    table = dict(known)
+    unknown = [name for name in wanted if name not in table]
+    if unknown:
+        sys.exit(f"no such target: {' '.join(unknown)}; there are: {' '.join(table)}")
+    return [(name, table[name]) for name in wanted] or known
 
 
 def load_targets() -> list[tuple[str, Target]]:
@@ -111,17 +124,25 @@ def spawn_guided(name: str, seconds: float) -> bool:
     folder = FOUND / name
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "--atheris", f"--target={name}", f"-max_total_time={seconds:.0f}"]
-    command += [f"-artifact_prefix={FOUND}/{name}-", str(folder), str(HERE / "corpus" / name)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    seeds = HERE / "corpus" / name
+    command += [f"-artifact_prefix={FOUND}/{name}-", *LIMITS, str(folder), *([str(seeds)] if seeds.is_dir() else [])]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    (FOUND / f"{name}.log").write_text(done.stdout + done.stderr)
     lines = [line for line in done.stderr.splitlines() if line.startswith(("Done", " ===", "#")) or "Error" in line]
-    print(f"  {name}: {lines[-1] if lines else 'no output'}", flush=True)
+    coverage = [line.split(" ft:")[0].split("cov: ")[-1] for line in done.stderr.splitlines() if " cov: " in line]
+    print(f"  {name}: {lines[-1] if lines else 'no output'}, {coverage[-1] if coverage else 0} edges", flush=True)
     return done.returncode == 0
 
 
 def guided(name: str, arguments: list[str]) -> int:
     import atheris
 
-    with atheris.instrument_imports(include=["tsd", "tsplatform", "tsctl"], enable_loader_override=False):
+    if name.startswith("native_"):
+        with contextlib.suppress(ImportError):
+            import tsnative  # noqa: F401  (its extension module is found by the finder that goes next)
+    # Finders of editable installs hide the sources from the instrumentation.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
+    with atheris.instrument_imports(include=["tsd", "tsplatform", "tsctl"]):
         target = dict(load_targets())[name]
     atheris.Setup([sys.argv[0], *arguments], target)
     atheris.Fuzz()

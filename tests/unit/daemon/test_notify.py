@@ -28,10 +28,9 @@ async def test_messages(tmp_path: Path, is_abstract: bool) -> None:
             b"STOPPING=1",
         ]
         task = asyncio.create_task(notifier.watchdog())
-        await asyncio.sleep(0.03)
+        assert await asyncio.to_thread(sock.recv, 200) == b"WATCHDOG=1"
+        assert await asyncio.to_thread(sock.recv, 200) == b"WATCHDOG=1"
         task.cancel()
-        assert sock.recv(200) == b"WATCHDOG=1"
-        assert sock.recv(200) == b"WATCHDOG=1"
 
 
 async def test_silence_without_systemd() -> None:

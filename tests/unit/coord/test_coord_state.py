@@ -414,3 +414,17 @@ def test_many_attempts_cannot_fill_the_memory() -> None:
         Client(net, f"x{number}").register()
         net.waiting.clear()
     assert len(net.coordinator.registration.pending) == 1000
+
+
+def test_a_policy_for_many_polls_leaves_in_slices() -> None:
+    net = Tailnet()
+    key = net.auth_key(reusable=True)
+    clients = [net.join(f"n{number}", key) for number in range(70)]
+    net.settle()
+    net.admin.set_policy('{"acls": []}', net.moment())
+    net.clock.advance(1)
+    net.coordinator.on_deadline(net.moment())
+    net.drain()
+    assert sum(not client.peers() for client in clients) == 32
+    net.settle()
+    assert all(not client.peers() for client in clients)

@@ -150,6 +150,8 @@ class Coordinator:
         if self._flush_at is not None and self._flush_at <= moment.now:
             self._flush_at = None
             self.sessions.flush(moment)
+            if self.sessions.is_dirty:
+                self._flush_at = moment.now
         self.settle(moment)
 
     def take_outputs(self) -> list[Event]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -24,6 +25,9 @@ from tsd.tailcfg.mapresponse import KEEP_ALIVE
 from tsd.tailcfg.wire import encode_json, time_text
 
 log = logging.getLogger("tsd.coord")
+
+SESSIONS_PER_FLUSH = 32
+"""A new policy concerns every poll; in slices it does not stall the server."""
 
 Routes = tuple[IPPrefix, ...]
 
@@ -155,9 +159,9 @@ class Sessions:
     # Frames
 
     def flush(self, moment: Moment) -> None:
-        """One frame for every poll that has news."""
-        dirty, self._dirty = self._dirty, {}
-        for session_id in dirty:
+        """One frame for every poll that has news; for some of them, when there are many (`is_dirty` says so)."""
+        for session_id in list(islice(self._dirty, SESSIONS_PER_FLUSH)):
+            del self._dirty[session_id]
             session = self.open[session_id]
             frame = self._delta(session, moment.wall_ns)
             if frame:

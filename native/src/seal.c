@@ -8,6 +8,11 @@ static session *usable_session(const peer *p, double now) {
   return s && now - s->created < REJECT_AFTER_S && s->send_counter < COUNTER_LIMIT ? s : NULL;
 }
 
+/* A super-segment may be longer than a run: what counts are its pieces. */
+static int is_cut_small(const core_frame *frame) {
+  return frame->segment_bytes > 0 && frame->segment_bytes <= PACKET_MOST_BYTES - SEGMENT_MOST_HEADER_BYTES;
+}
+
 static peer *owner_of(core *c, const core_frame *frame) {
   const uint8_t *packet = frame->packet;
   int version = frame->bytes ? packet[0] >> 4 : 0;
@@ -22,7 +27,7 @@ static peer *owner_of(core *c, const core_frame *frame) {
   }
   if (!p) {
     c->drops[DROP_NO_PEER]++;
-  } else if (frame->bytes > PACKET_MOST_BYTES) {
+  } else if (frame->bytes > PACKET_MOST_BYTES && !is_cut_small(frame)) {
     c->drops[DROP_TOO_BIG]++;
     return NULL;
   }

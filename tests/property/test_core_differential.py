@@ -138,7 +138,7 @@ class Stream:
         sequence = self.flows.setdefault(key, self.rng.choice([0, 0xFFFFFF00, 12345]))
         size = self.rng.choice([1, 2, 700, 1000, 1000, 1000, 1240])
         if is_super:
-            size = self.rng.choice([0, 1, 999, 1000, 1001, 4000, 30000, 60000])
+            size = self.rng.choice([0, 1, 999, 1000, 1001, 4000, 30000, 60000, 65435])
         options = bytes.fromhex("0101080a0000000100000002") if port else b""
         if self.rng.random() < 0.05:
             options = self.rng.randbytes(8)
@@ -159,7 +159,7 @@ class Stream:
             self.flows[key] = sequence + size & 0xFFFFFFFF
         if self.rng.random() < 0.03:
             packet = damage(self.rng, packet)
-        return Frame(packet, self.rng.choice([1000, 1000, 1228, 999, 300, 30001]) if is_super else 0)
+        return Frame(packet, self.rng.choice([1000, 1000, 1228, 999, 300, 30001, 64841]) if is_super else 0)
 
     def burst(self) -> list[Frame]:
         if self.rng.random() < 0.5:

@@ -35,7 +35,8 @@ REKEY_AFTER_MESSAGES = 1 << 60
 MAX_BATCH_DATAGRAMS = 64
 MAX_BATCH_BYTES = 65000
 MAX_PACKET_BYTES = 64960
-"""A larger packet would not fit a batch; it is dropped as "too_big"."""
+"""A larger packet would not fit a batch; it is dropped as "too_big". Of a super-segment the pieces count."""
+_MAX_CUT_BYTES = MAX_PACKET_BYTES - 120
 
 _HEADER = Struct("<IIQ")
 _TRANSPORT = b"\4\0\0\0"
@@ -244,7 +245,7 @@ class ReferenceCore:
         no_session: list[tuple[int, Frame]] = []
         for frame in frames:
             packet, segment_bytes = frame
-            owner = self._owner_of(packet)
+            owner = self._owner_of(packet, segment_bytes)
             if owner is None:
                 continue
             session = self._usable(owner, now)
@@ -338,7 +339,7 @@ class ReferenceCore:
         if session is not None and self._sessions.get(session.local_index) is session:
             del self._sessions[session.local_index]
 
-    def _owner_of(self, packet: bytes | bytearray | memoryview) -> _Peer | None:
+    def _owner_of(self, packet: bytes | bytearray | memoryview, segment_bytes: int) -> _Peer | None:
         """The peer that an outgoing packet is for; None is counted."""
         size = len(packet)
         version = packet[0] >> 4 if size else 0
@@ -352,7 +353,7 @@ class ReferenceCore:
         if handle is None:
             self.drops.add("no_peer")
             return None
-        if size > MAX_PACKET_BYTES:
+        if size > MAX_PACKET_BYTES and not 0 < segment_bytes <= _MAX_CUT_BYTES:
             self.drops.add("too_big")
             return None
         return self._peers[handle]

@@ -130,6 +130,16 @@ def test_super_segment_crosses_and_comes_back_whole(src: bytes, dst: bytes) -> N
     assert sum(item.count for item in again.sealed) == -(-len(payload) // unit)
 
 
+def test_the_largest_super_segment_is_cut_and_not_too_big() -> None:
+    a, b = cores()
+    whole = build.tcp_packet(A4, 5, B4, 6, sequence=1, flags=TCP_ACK, payload=bytes(65535 - 40))
+    sealed = a.seal([Frame(whole, 1240)], NOW).sealed
+    opened = [item.frame for result in carry(sealed, b) for item in result.opened]
+    assert sum(len(frame.packet) - 40 for frame in opened) == 65535 - 40
+    a.seal([Frame(whole, 64900)], NOW)
+    assert a.drops["too_big"] == 1
+
+
 def test_drops_are_counted_and_never_raise() -> None:
     a, b = cores()
     sealed = a.seal([Frame(udp(200))], NOW).sealed[0].datagrams

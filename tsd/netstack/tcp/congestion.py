@@ -13,7 +13,7 @@ _ALPHA = 3 * (1 - _BETA) / (1 + _BETA)
 _INFINITE = 1 << 60
 _CSS_ROUNDS = 5
 _CSS_DIVISOR = 4
-_MIN_SAMPLES = 3  # RFC 9406 says 8 of per-packet ACKs; ours come once per super-segment
+_MIN_SAMPLES = 8
 
 
 class Cubic:

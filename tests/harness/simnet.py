@@ -1,30 +1,36 @@
-"""A simulated internet on the jump loop: hosts, latency, loss, NAT, blocked UDP, all from one seed.
+"""A simulated internet on the jump loop: hosts, links, NATs, blocked ports, sleep and roaming, all from one seed.
 
-A host is chosen by context: everything started inside `with net.on(host)` opens its sockets there, because
-`SimLoop` overrides the loop's own ways to open connections. TCP is an ordered byte stream without loss; UDP is what
-`Link` says.
+A host is chosen by context: everything started inside `with net.on(host)` opens its sockets there (`harness.simloop`
+overrides the loop's own ways). UDP is what `Link` says; TCP is an ordered byte stream that survives loss and stands
+still while its path is cut.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
+import errno
+import heapq
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from typing import Any
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Any
 
-from harness.jumploop import JumpLoop
+from harness.simnat import Nat
+from harness.simtrace import Trace, kind_of
 from tsd.base.addr import AddrPort, IPAddress
+from tsd.hull import LinkState
 
-_current_host: contextvars.ContextVar[Host] = contextvars.ContextVar("sim_host")
+if TYPE_CHECKING:
+    from harness.simloop import SimLoop, SimStream
+
+current_host: contextvars.ContextVar[Host | None] = contextvars.ContextVar("sim_host", default=None)
 
 
 @dataclass(slots=True)
 class Link:
-    """How a host hangs on the internet."""
+    """How a host hangs on the internet; each value counts for its own end of a way."""
 
     latency_s: float = 0.005
     loss: float = 0.0
@@ -32,334 +38,325 @@ class Link:
     duplicate: float = 0.0
     udp_blocked: bool = False
     is_up: bool = True
+    """False: everything is lost on the way, and nobody is told."""
+    scrubs: Callable[[bytes], bool] | None = None
+    """A box on the way that swallows some datagrams."""
 
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """One machine; `nat` names the external address when it sits behind a NAT (EIM mapping, APDF filter)."""
+    """One machine. `is_plugged` False: the interface is down and the kernel says so."""
 
+    net: SimNet
     name: str
-    ip: IPAddress
+    addresses: list[IPAddress]
     link: Link = field(default_factory=Link)
     nat: Nat | None = None
-    udp: dict[int, SimUdp] = field(default_factory=dict)
-    listeners: dict[int, Callable[[], asyncio.BaseProtocol]] = field(default_factory=dict)
+    is_plugged: bool = True
+    is_frozen: bool = False
+    """SIGSTOP: nothing runs, the kernel goes on."""
+    is_asleep: bool = False
+    """Suspended: nothing runs, nothing arrives, and timers stand still."""
+    slept_s: float = 0.0
+    blocked: dict[tuple[str, int], None] = field(default_factory=dict)
+    """("udp" | "tcp", port) of this host that a firewall drops."""
+    udp: dict[tuple[int, int], SimUdp] = field(default_factory=dict)
+    listeners: dict[int, Callable[[], Any]] = field(default_factory=dict)
     streams: list[SimStream] = field(default_factory=list)
+    link_listeners: list[Callable[[], None]] = field(default_factory=list)
+    parked: list[Callable[[], None]] = field(default_factory=list)
+    timers_fired: int = 0
+    wakes: int = 0
+    """Moments at which anything ran here."""
     next_port: int = 40000
+    _last_wake: float = -1.0
+    _asleep_since: float = 0.0
+
+    @property
+    def ip(self) -> IPAddress:
+        return self.addresses[0]
+
+    @property
+    def is_running(self) -> bool:
+        return not (self.is_frozen or self.is_asleep)
+
+    @property
+    def is_reachable(self) -> bool:
+        return self.is_plugged and self.link.is_up and not self.is_asleep
+
+    def address(self, family: int) -> IPAddress | None:
+        return next((ip for ip in self.addresses if ip.version == family), None)
 
     def free_port(self) -> int:
         self.next_port += 1
         return self.next_port
 
+    def ran(self, now: float) -> None:
+        if now != self._last_wake:
+            self._last_wake = now
+            self.wakes += 1
+
+    def link_state(self) -> LinkState:
+        addresses = tuple(ip_network(ip) for ip in self.addresses) if self.is_plugged else ()
+        v4, v6 = (self.address(family) is not None and self.is_plugged for family in (4, 6))
+        return LinkState({"eth0": addresses}, "eth0" if v4 else "", "eth0" if v6 else "", self.is_plugged)
+
+    def clocks_s(self) -> tuple[float, float]:
+        """(boot time, the part of it spent asleep)."""
+        return self.net.loop.time(), self.slept_s
+
+    # -- what happens to machines ------------------------------------------------------------------------------
+
     def cut_streams(self) -> None:
-        """Reset every TCP connection of this host, as a restart of the network would."""
+        """Reset every TCP connection, as the end of a process does."""
         for stream in list(self.streams):
             stream.abort()
 
+    def plug(self, is_plugged: bool) -> None:
+        self.is_plugged = is_plugged
+        self.net.note(self, "link up" if is_plugged else "link down")
+        self._tell_links()
 
-@dataclass(slots=True, eq=False)
-class Nat:
-    """One external address; `is_hard` maps by destination (APDM), else endpoint-independent; filtering is APDF."""
+    def roam(self, *ips: str, nat: Nat | None = None) -> None:
+        """Another network: other addresses, perhaps another NAT. Old connections lead nowhere."""
+        self.net.place(self, [ip_address(ip) for ip in ips], nat)
+        self.net.note(self, f"roams to {', '.join(ips)}")
+        self._tell_links()
 
-    external: IPAddress
-    is_hard: bool = False
-    out: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    back: dict[int, tuple[Host, int]] = field(default_factory=dict)
-    allowed: set[tuple[int, AddrPort]] = field(default_factory=set)
-    next_port: int = 50000
+    def freeze(self) -> None:
+        self.is_frozen = True
+        self.net.note(self, "frozen")
 
-    def outbound(self, host: Host, port: int, to: AddrPort) -> AddrPort:
-        key = (host.name, port, to) if self.is_hard else (host.name, port)
-        if key not in self.out:
-            self.next_port += 1
-            self.out[key] = self.next_port
-            self.back[self.next_port] = (host, port)
-        external_port = self.out[key]
-        self.allowed.add((external_port, to))
-        return AddrPort(self.external, external_port)
+    def suspend(self) -> None:
+        self.is_asleep = True
+        self._asleep_since = self.net.loop.time()
+        self.net.note(self, "asleep")
 
-    def inbound(self, source: AddrPort, port: int) -> tuple[Host, int] | None:
-        return self.back.get(port) if (port, source) in self.allowed else None
+    def resume(self) -> None:
+        """After `freeze` or `suspend`."""
+        if self.is_asleep:
+            self.slept_s += self.net.loop.time() - self._asleep_since
+        self.is_frozen = self.is_asleep = False
+        self.net.note(self, "runs again")
+        parked, self.parked = self.parked, []
+        for action in parked:
+            action()
 
-    def reboot(self) -> None:
-        """Lose every mapping."""
-        self.out.clear()
-        self.back.clear()
-        self.allowed.clear()
+    def _tell_links(self) -> None:
+        for told in list(self.link_listeners):
+            told()
 
 
 class SimNet:
-    """All hosts. `trace` holds (time, from, to, what) of UDP for a diagram of a failed run."""
+    """All hosts and NATs. `trace` is for diagrams and for comparing runs."""
 
     def __init__(self, loop: SimLoop, seed: int) -> None:
         self.loop = loop
+        self.seed = seed
         self.random = random.Random(seed)
-        self.hosts: dict[IPAddress, Host] = {}
-        self.nats: dict[IPAddress, Nat] = {}
-        self.names: dict[str, IPAddress] = {}
-        self.trace: list[tuple[float, str, str, str]] = []
+        self.trace = Trace()
+        self.hosts: dict[str, Host] = {}
+        self.public: dict[IPAddress, Host | Nat] = {}
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._event_count = 0
         loop.net = self
 
-    def host(self, name: str, ip: str, *, nat: Nat | None = None, link: Link | None = None) -> Host:
-        made = Host(name, ip_address(ip), link or Link(), nat)
-        self.hosts[made.ip] = made
-        self.names[name] = made.ip
-        if nat is not None:
-            self.nats[nat.external] = nat
+    # -- building ----------------------------------------------------------------------------------------------
+
+    def host(self, name: str, *ips: str, nat: Nat | None = None, link: Link | None = None) -> Host:
+        made = self.hosts[name] = Host(self, name, [], link or Link())
+        self.place(made, [ip_address(ip) for ip in ips], nat)
         return made
+
+    def place(self, host: Host, addresses: list[IPAddress], nat: Nat | None) -> None:
+        """IPv4 behind the NAT when there is one; IPv6 is always public."""
+        for table in (self.public, host.nat.inside if host.nat is not None else {}):
+            for ip in [ip for ip, owner in table.items() if owner is host]:
+                del table[ip]
+        host.addresses, host.nat = addresses, nat
+        for ip in addresses:
+            (nat.inside if nat is not None and ip.version == 4 else self.public)[ip] = host
+        if nat is not None:
+            self.connect_nat(nat)
+
+    def connect_nat(self, nat: Nat) -> None:
+        """Also after it got another external address."""
+        table = nat.outer.inside if nat.outer is not None else self.public
+        for ip in [ip for ip, owner in table.items() if owner is nat]:
+            del table[ip]
+        table[nat.external] = nat
+        if nat.outer is not None:
+            self.connect_nat(nat.outer)
 
     @contextlib.contextmanager
     def on(self, host: Host) -> Iterator[Host]:
-        token = _current_host.set(host)
+        token = current_host.set(host)
         try:
             yield host
         finally:
-            _current_host.reset(token)
+            current_host.reset(token)
 
-    def send_udp(self, sender: Host, port: int, data: bytes, to: AddrPort) -> None:
-        link = sender.link
-        if link.udp_blocked or not link.is_up or self.random.random() < link.loss:
-            return
-        source = AddrPort(sender.ip, port)
-        target = self.hosts.get(to.ip)
-        same_lan = target is not None and target.nat is sender.nat
-        if sender.nat is not None and not same_lan:
-            source = sender.nat.outbound(sender, port, to)
-        target_port: int = to.port
-        if target is None or (target.nat is not None and not same_lan):
-            nat = self.nats.get(to.ip)
-            mapped = nat.inbound(source, to.port) if nat is not None else None
-            if mapped is None:
-                return
-            target, target_port = mapped
-        if target.link.udp_blocked or not target.link.is_up or self.random.random() < target.link.loss:
-            return
-        copies = 2 if self.random.random() < link.duplicate else 1
-        for _ in range(copies):
+    def resolve(self, name: str) -> IPAddress:
+        """Host names, or literals. Raises ValueError."""
+        found = self.hosts.get(name)
+        return found.ip if found is not None else ip_address(name)
+
+    def note(self, host: Host, text: str) -> None:
+        self.trace.note(self.loop.time(), host.name, text)
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        """Run later; what is due at the same moment runs in the order in which it was asked for."""
+        at = self.loop.time() + delay_s
+        self._event_count += 1
+        heapq.heappush(self._events, (at, self._event_count, action, args))
+        self.loop.call_at_for_nobody(at, self._run_due)
+
+    def _run_due(self) -> None:
+        while self._events and self._events[0][0] <= self.loop.time():
+            _, _, action, args = heapq.heappop(self._events)
+            action(*args)
+
+    # -- UDP ---------------------------------------------------------------------------------------------------
+
+    def way(self, sender: Host, source: AddrPort, to: AddrPort) -> tuple[Host, int, AddrPort] | str:
+        """(host, its port, source as seen there), or why a datagram does not get there. Opens NAT mappings."""
+        now = self.loop.time()
+        nat = sender.nat if to.ip.version == 4 else None
+        target: Any = None
+        while nat is not None:
+            target = nat.inside.get(to.ip)
+            if target is not None:
+                break
+            if to.ip == nat.external and nat.mapping != "none" and not nat.hairpins:
+                return "no hairpin"
+            source = nat.outbound(source, to, now)
+            nat = nat.outer
+        if target is None:
+            target = self.public.get(to.ip)
+        port = to.port
+        while isinstance(target, Nat):
+            inner = target.inbound(source, port, now)
+            if inner is None:
+                return "filtered"
+            target, port = target.inside.get(inner.ip), inner.port
+        return (target, port, source) if target is not None else "no such address"
+
+    def send_udp(self, sender: Host, port: int, datagrams: bytes, size: int, to: AddrPort) -> int:
+        """0 or an errno; `datagrams` lie back to back."""
+        local = sender.address(to.ip.version)
+        if not sender.is_plugged or local is None:
+            return errno.ENETUNREACH
+        run: list[bytes] = []
+        run_way: Any = None
+        for start in range(0, len(datagrams), size):
+            data = bytes(datagrams[start : start + size])
+            found = self._fate(sender, AddrPort(local, port), data, to)
+            if found == run_way and isinstance(found, tuple):
+                run.append(data)
+                continue
+            self._flush(run_way, run, to)
+            run, run_way = ([data], found) if isinstance(found, tuple) else ([], None)
+        self._flush(run_way, run, to)
+        return 0
+
+    def _flush(self, way: Any, run: list[bytes], to: AddrPort) -> None:
+        if run:
+            target, port, source, delay_s = way
+            self.after(delay_s, self._arrive, target, to, port, b"".join(run), len(run[0]), source)
+
+    def _fate(self, sender: Host, source: AddrPort, data: bytes, to: AddrPort) -> tuple[Any, ...] | None:
+        """(host, port, source, delay) of one datagram; None when it is lost. Also writes the trace."""
+        now, link = self.loop.time(), sender.link
+        fate: tuple[Host, int, AddrPort] | str = self._lost_at(link, data)
+        if not fate:
+            fate = self.way(sender, source, to)
+        if not isinstance(fate, str):
+            target, port, _ = fate
+            blocked = "blocked port" if ("udp", port) in target.blocked else ""
+            reason = blocked or self._lost_at(target.link, data)
+            self.trace.datagram(now, sender.name, target.name, data, reason)
+            if reason:
+                return None
             delay_s = link.latency_s + target.link.latency_s
-            if self.random.random() < link.reorder:
+            if self._happens(link.reorder) or self._happens(target.link.reorder):
                 delay_s += self.random.uniform(0, 0.02)
-            self.loop.call_later(delay_s, self._arrive, target, target_port, data, source)
+            if self._happens(link.duplicate) or self._happens(target.link.duplicate):
+                self.after(delay_s + self.random.uniform(0, 0.01), self._arrive, target, to, port, data, 0, fate[2])
+            return *fate, delay_s
+        self.trace.datagram(now, sender.name, str(to), data, fate)
+        return None
 
-    @staticmethod
-    def _arrive(target: Host, port: int, data: bytes, source: AddrPort) -> None:
-        sock = target.udp.get(port)
-        if sock is not None:
-            sock.arrive(data, source)
+    def _lost_at(self, link: Link, data: bytes) -> str:
+        if link.udp_blocked or not link.is_up:
+            return "blocked" if link.is_up else "link is cut"
+        if link.scrubs is not None and link.scrubs(data):
+            return "scrubbed"
+        return "lost" if self._happens(link.loss) else ""
+
+    def _happens(self, chance: float) -> bool:
+        return chance > 0 and self.random.random() < chance
+
+    def _arrive(self, target: Host, to: AddrPort, port: int, datagrams: bytes, size: int, source: AddrPort) -> None:
+        if not target.is_reachable:
+            return
+        sock = target.udp.get((source.ip.version, port))
+        if sock is None:
+            return
+        if target.is_frozen:
+            if len(target.parked) < 2000:
+                target.parked.append(lambda: sock.arrive(datagrams, size, source))
+            return
+        sock.arrive(datagrams, size, source)
 
 
 class SimUdp:
     """The UDP socket of a simulated host, with the interface of `tsd.transport.udp.UdpSocket`."""
 
-    def __init__(self, net: SimNet, host: Host, port: int, on_batch: Callable[[bytes, int, AddrPort], None]) -> None:
+    def __init__(
+        self,
+        net: SimNet,
+        host: Host,
+        family: int,
+        port: int,
+        on_batch: Callable[[Any, int, AddrPort], None],
+        on_error: Callable[[AddrPort, int], None] = lambda to, error: None,
+    ) -> None:
+        """Raises OSError when the port is taken or the host has no such family."""
+        if host.address(family) is None:
+            raise OSError(errno.EADDRNOTAVAIL, f"no IPv{family} address")
+        if port and (family, port) in host.udp:
+            raise OSError(errno.EADDRINUSE, "address already in use")
         self._net = net
         self._host = host
-        self.port = port if port and port not in host.udp else host.free_port()
-        self.local = AddrPort(host.ip, self.port)
+        self._family = family
         self._on_batch = on_batch
-        host.udp[self.port] = self
-
-    def send(self, datagrams: bytes, datagram_bytes: int, to: AddrPort) -> None:
-        size = datagram_bytes or len(datagrams)
-        for start in range(0, len(datagrams), size):
-            self._net.send_udp(self._host, self.port, bytes(datagrams[start : start + size]), to)
-
-    def arrive(self, data: bytes, source: AddrPort) -> None:
-        self._on_batch(data, len(data), source)
-
-    def close(self) -> None:
-        self._host.udp.pop(self.port, None)
-
-
-class SimStream(asyncio.Transport):
-    """One end of a TCP connection."""
-
-    def __init__(self, loop: SimLoop, local: AddrPort, remote: AddrPort, host: Host) -> None:
-        super().__init__({"sockname": (str(local.ip), local.port), "peername": (str(remote.ip), remote.port)})
-        self._loop = loop
-        self._host = host
-        self._protocol: asyncio.BaseProtocol | None = None
-        self.peer: SimStream | None = None
-        self.latency_s = 0.0
-        self._closing = False
-        self._lost = False
-        self._paused = False
-        self._held: list[bytes] = []
-        self._clear_at = 0.0
-        host.streams.append(self)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        assert self._protocol is not None
-        return self._protocol
-
-    def is_closing(self) -> bool:
-        return self._closing
-
-    def write(self, data: Any) -> None:
-        if self._closing or not data:
-            return
-        self._later(self._peer_receives, bytes(data))
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.write(b"".join(list_of_data))
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self._later(self._peer_eof)
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        return None
-
-    def pause_reading(self) -> None:
-        self._paused = True
-
-    def resume_reading(self) -> None:
-        self._paused = False
-        held, self._held = self._held, []
-        for data in held:
-            self._deliver(data)
-
-    def is_reading(self) -> bool:
-        return not self._paused
-
-    def close(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._later(self._peer_lost, None)
-            self._loop.call_soon(self._lose, None)
-
-    def abort(self) -> None:
-        self._closing = True
-        self._later(self._peer_lost, ConnectionResetError("reset by peer"))
-        self._loop.call_soon(self._lose, None)
-
-    def _later(self, action: Callable[..., None], *args: Any) -> None:
-        at = max(self._loop.time() + self.latency_s, self._clear_at)
-        self._clear_at = at
-        self._loop.call_at(at, action, *args)
-
-    def _peer_receives(self, data: bytes) -> None:
-        if self.peer is not None:
-            self.peer._deliver(data)
-
-    def _deliver(self, data: bytes) -> None:
-        if self._lost or not self._host.link.is_up:
-            return
-        if self._paused:
-            self._held.append(data)
-        elif isinstance(self._protocol, asyncio.BufferedProtocol):
-            view = memoryview(data)
-            while view:
-                buffer = self._protocol.get_buffer(len(view))
-                size = min(len(buffer), len(view))
-                memoryview(buffer)[:size] = view[:size]
-                self._protocol.buffer_updated(size)
-                view = view[size:]
-        elif isinstance(self._protocol, asyncio.Protocol):
-            self._protocol.data_received(data)
-
-    def _peer_eof(self) -> None:
-        peer = self.peer
-        if peer is None or peer._lost:
-            return
-        protocol = peer._protocol
-        if isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol) and not protocol.eof_received():
-            peer.close()
-
-    def _peer_lost(self, exc: Exception | None) -> None:
-        if self.peer is not None:
-            self.peer._closing = True
-            self.peer._lose(exc)
-
-    def _lose(self, exc: Exception | None) -> None:
-        if self._lost:
-            return
-        self._lost = True
-        if self in self._host.streams:
-            self._host.streams.remove(self)
-        if self._protocol is not None:
-            self._protocol.connection_lost(exc)
-
-
-class _SimServer(asyncio.AbstractServer):
-    def __init__(self, host: Host, port: int) -> None:
-        self._host = host
-        self.port = port
-
-    def close(self) -> None:
-        self._host.listeners.pop(self.port, None)
-
-    async def wait_closed(self) -> None:
-        return None
-
-    def is_serving(self) -> bool:
-        return self.port in self._host.listeners
-
-    async def start_serving(self) -> None:
-        return None
+        self._on_error = on_error
+        self.port = port or host.free_port()
+        host.udp[family, self.port] = self
 
     @property
-    def sockets(self) -> tuple[Any, ...]:
-        return (self,)
+    def local(self) -> AddrPort:
+        ip = self._host.address(self._family)
+        assert ip is not None
+        return AddrPort(ip, self.port)
 
-    def getsockname(self) -> tuple[str, int]:
-        """What a listening socket would say."""
-        return str(self._host.ip), self.port
+    def send(self, datagrams: bytes, datagram_bytes: int, to: AddrPort) -> bool:
+        failure = self._net.send_udp(self._host, self.port, datagrams, datagram_bytes or len(datagrams) or 1, to)
+        if failure:
+            self._on_error(to, failure)
+        return failure == 0
+
+    def arrive(self, datagrams: bytes, size: int, source: AddrPort) -> None:
+        if self._host.udp.get((self._family, self.port)) is self:
+            with self._net.on(self._host):
+                self._host.ran(self._net.loop.time())
+                self._on_batch(memoryview(datagrams), size or len(datagrams), source)
+
+    def close(self) -> None:
+        if self._host.udp.get((self._family, self.port)) is self:
+            del self._host.udp[self._family, self.port]
 
 
-class SimLoop(JumpLoop):
-    """A jump loop whose connections run over a `SimNet`."""
-
-    net: SimNet
-
-    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **kw: Any) -> Any:  # type: ignore[override]
-        if kw.get("ssl"):
-            raise OSError("the simulated network speaks no TLS: use plain ports in simulations")
-        here = _current_host.get()
-        ip = self.net.names.get(host) or ip_address(host)
-        there = self.net.hosts.get(ip)
-        latency_s = here.link.latency_s + (there.link.latency_s if there else 0.0)
-        await asyncio.sleep(2 * latency_s)
-        if there is None or not there.link.is_up or not here.link.is_up:
-            await asyncio.sleep(30)
-            raise TimeoutError(f"{host}:{port} does not answer")
-        accept = there.listeners.get(port)
-        if accept is None:
-            raise ConnectionRefusedError(f"{host}:{port} refused")
-        source_ip = here.nat.external if here.nat is not None and there.nat is not here.nat else here.ip
-        source = AddrPort(source_ip, here.free_port())
-        near, far = (
-            SimStream(self, source, AddrPort(ip, port), here),
-            SimStream(self, AddrPort(ip, port), source, there),
-        )
-        near.peer, far.peer = far, near
-        near.latency_s = far.latency_s = latency_s
-        with self.net.on(there):
-            server_protocol = accept()
-            far.set_protocol(server_protocol)
-            server_protocol.connection_made(far)
-        protocol = protocol_factory()
-        near.set_protocol(protocol)
-        protocol.connection_made(near)
-        return near, protocol
-
-    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **kw: Any) -> Any:  # type: ignore[override]
-        here = _current_host.get()
-        chosen = port or here.free_port()
-        if chosen in here.listeners:
-            raise OSError(98, "address already in use")
-        here.listeners[chosen] = protocol_factory
-        return _SimServer(here, chosen)
-
-    async def getaddrinfo(self, host: Any, port: Any, **kw: Any) -> Any:  # type: ignore[override]
-        ip = self.net.names.get(host) or ip_address(host)
-        family = 2 if ip.version == 4 else 10
-        return [(family, 1, 6, "", (str(ip), port or 0))]
+__all__ = ["Host", "Link", "Nat", "SimNet", "SimUdp", "current_host", "kind_of"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from harness.jumploop import LoopClock
 from harness.simcoord import coord_on_host, sim_dial
-from harness.simnet import SimLoop, SimNet
+from harness.simloop import SimLoop
+from harness.simnet import SimNet
 from tsd.base.entropy import SeededEntropy
 from tsd.base.keys import DiscoPrivate, MachinePrivate, NodePrivate
 from tsd.tailcfg.hostinfo import Hostinfo

@@ -31,11 +31,14 @@ from tsd.transport.host import resolve_host
 from tsd.transport.netprobe import https_latency
 from tsd.transport.proxy_env import ProxySettings
 from tsplatform.links import LinkWatcher
+from tsplatform.state_file import FileStore
 from tsplatform.userspace.hull import build_userspace_hull
 from tsplatform.userspace.proxy import ProxyServer
 from tsplatform.userspace.tun import NetstackTun
 
 log = logging.getLogger(__name__)
+
+STORE_RETRY_S = 30.0
 
 
 class ProxyDialer:
@@ -88,13 +91,24 @@ class DaemonService:
             stop=self._ended.set,
             pump=tsnative.describe(),
         )
-        if self._state.notice:
-            engine.health.set("state-store-recovered", error=self._state.notice)
+        self._watch_state(engine)
         self._apply_config(engine)
         await engine.start()
         self._start_proxies(engine)
         self._api.set_backend(backend)
         log.info("data path: %s", tsnative.describe())
+
+    def _watch_state(self, engine: Engine) -> None:
+        """What is wrong with the state file, now and later; a write that failed is tried again."""
+        if self._state.notice:
+            engine.health.set("state-store-recovered", error=self._state.notice)
+        set_aside = [f"{name}: {reason}" for name, reason in engine.profiles.set_aside.items()]
+        engine.health.set_if("profile-set-aside", bool(set_aside), error="; ".join(set_aside))
+        store = self._state.store
+        if isinstance(store, FileStore):
+            store.on_trouble = lambda text: engine.health.set_if("state-store-write", bool(text), error=text)
+            store.on_trouble(store.trouble)
+            engine.spawn(_retry_writes(store))
 
     async def wait(self) -> None:
         await self._ended.wait()
@@ -193,6 +207,13 @@ class DaemonService:
         if self.on_status is None or engine is None:
             return
         self.on_status(_status_line(engine, state))
+
+
+async def _retry_writes(store: FileStore) -> None:
+    while True:
+        await asyncio.sleep(STORE_RETRY_S)
+        if store.trouble:
+            store.retry()
 
 
 def _status_line(engine: Engine, state: State) -> str:

@@ -101,7 +101,7 @@ class Resolver:
             raise OSError(f"no such name: {name}")
         for rdtype in ("A", "AAAA"):
             reply = await self.query(dns.message.make_query(name, rdtype).to_wire(), over_tcp=True)
-            found += _addresses_in(reply)
+            found += [ip for ip in _addresses_in(reply) if ip not in found]
         if not found:
             raise OSError(f"no address for {name}")
         return found

@@ -20,6 +20,7 @@ from tsd.base.log import fields
 from tsd.engine.bus import NotifyBus
 from tsd.engine.edits import EditContext, check, edit
 from tsd.engine.health import Health
+from tsd.engine.peers import node_addresses
 from tsd.engine.prefs import Persist, Prefs, UserProfile
 from tsd.engine.profiles import NetworkProfile, Profiles
 from tsd.engine.states import State, StateInputs, next_state
@@ -282,6 +283,9 @@ class Account:
             self._bus.publish({"Prefs": self.prefs.to_go()})
         elif is_first:
             self._profiles.save(self.prefs, network)
+        addresses = tuple(str(ip) for ip in node_addresses(node))
+        if addresses != self._profiles.addresses():
+            self._profiles.remember_addresses(addresses)
         return True
 
     def on_refused(self, text: str) -> None:

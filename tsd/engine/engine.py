@@ -21,9 +21,11 @@ from tsd.dataplane.pump import Core
 from tsd.engine import hostinfo
 from tsd.engine.account import Account, ControlLink
 from tsd.engine.bus import NotifyBus
+from tsd.engine.c2n_handlers import c2n_handlers
 from tsd.engine.control import ControlSession, SelfReport
 from tsd.engine.dialer import Dialer
 from tsd.engine.health import Health
+from tsd.engine.inspection import Inspection
 from tsd.engine.peerapi import Caller, PeerApi
 from tsd.engine.peers import Peer
 from tsd.engine.pings import DiscoReply, Pings
@@ -118,7 +120,8 @@ class Engine:
         self._health_timer: asyncio.TimerHandle | None = None
         self._expiry_timer: asyncio.TimerHandle | None = None
         self.on_state: Callable[[State], None] = lambda state: None
-        self.c2n_handlers: dict[str, Any] = {}
+        self.inspection = Inspection(self)
+        self.c2n_handlers = c2n_handlers(self)
 
     # --- life
 

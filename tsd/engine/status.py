@@ -185,12 +185,14 @@ def self_status(
     relay_code: str,
     peerapi_urls: list[str],
     is_online: bool,
+    known_addresses: list[str],
 ) -> Json:
-    """`Self`: never null, also before the first netmap."""
+    """`Self`: never null, also before the first netmap; `known_addresses` are from an earlier one."""
     if node is None:
         blank = _common(Node(key=public_key), host_name, os_name)
         blank.pop("AllowedIPs", None)
-        return blank | {"TailscaleIPs": None, "Addrs": None, "PeerAPIURL": None, "InNetworkMap": False}
+        unknown = {"Addrs": None, "PeerAPIURL": None, "InNetworkMap": False}
+        return blank | {"TailscaleIPs": known_addresses or None} | unknown
     out = _common(node, host_name, os_name)
     out |= {
         "Addrs": endpoints,

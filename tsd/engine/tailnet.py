@@ -7,6 +7,7 @@ routing and names, then the watchers of the bus. A step that fails becomes a hea
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tsd.base.addr import AddrPort, IPAddress, IPPrefix, parse_ip
@@ -128,7 +129,10 @@ class Tailnet:
         wall_ns = self._engine.options.clock.wall_ns()
         old = self.netmap
         new, diff = apply(old, message, wall_ns=wall_ns, is_first=is_first)
+        is_full = is_first or message.node is not None or bool(message.peers)
         if diff.is_empty:
+            if is_full:
+                self._tell(new, diff, is_full)
             return
         self.netmap = new
         self._apply_peers(new, diff)
@@ -143,7 +147,7 @@ class Tailnet:
             self._apply_filter()
         if diff.health:
             self._apply_health(new)
-        self._tell(new, diff)
+        self._tell(new, diff, is_full)
         self._engine.account.update_state()
         if self._engine.plane is not None:
             self._engine.plane.driver.kick()
@@ -286,10 +290,11 @@ class Tailnet:
 
     def _apply_to_host(self, plan: Plan) -> None:
         hull = self._engine.options.hull
-        for what, step in (
+        steps: tuple[tuple[str, Callable[[], None]], ...] = (
             ("router", lambda: hull.router.apply(plan.router)),
             ("dns", lambda: hull.dns.apply(plan.dns)),
-        ):
+        )
+        for what, step in steps:
             try:
                 step()
                 self._engine.health.clear(f"{what}-failed" if what == "router" else "dns-set-os-config-failed")
@@ -345,9 +350,10 @@ class Tailnet:
                 messages[f"health-{index}"] = {"Title": title, "Text": text, "Severity": "medium"}
         self._engine.health.set_control_messages(messages)
 
-    def _tell(self, new: Netmap, diff: Diff) -> None:
+    def _tell(self, new: Netmap, diff: Diff, is_full: bool) -> None:
+        """A full map shows our own node even when nothing changed: watchers take it as the sign to look again."""
         notify: dict[str, Any] = {}
-        if diff.self_node:
+        if is_full:
             notify["SelfChange"] = go_node(new.self_node, new.magic_suffix)
         changed = [go_node(new.peers[i], new.magic_suffix) for i in diff.upserted if i in new.peers]
         if changed and self._engine.bus.sessions():

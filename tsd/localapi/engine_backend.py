@@ -55,7 +55,7 @@ class EngineBackend(OptionalBackend):
     def status(self, with_peers: bool = True) -> Json:
         engine, account, tailnet = self._engine, self._engine.account, self._engine.tailnet
         netmap = tailnet.netmap if account.self_node is not None else None
-        own = [str(ip) for ip in tailnet.own_addresses]
+        own = self._own_addresses()
         out: Json = {
             "Version": engine.options.version,
             "TUN": not engine.options.hull.tun.is_userspace,
@@ -85,6 +85,12 @@ class EngineBackend(OptionalBackend):
         }
         return out
 
+    def _own_addresses(self) -> list[str]:
+        """Those of the netmap; before one came, those that the profile had last time."""
+        engine = self._engine
+        live = [str(ip) for ip in engine.tailnet.own_addresses]
+        return live or (list(engine.profiles.addresses()) if engine.account.has_node_key else [])
+
     def _self_status(self) -> Json:
         engine = self._engine
         key = engine.account.node_key
@@ -99,6 +105,7 @@ class EngineBackend(OptionalBackend):
             relay_code=engine.derp_code(engine.reach.home),
             peerapi_urls=[f"http://{AddrPort(ip, port)}" for ip, port in ports.items()],
             is_online=engine.is_control_connected,
+            known_addresses=self._own_addresses(),
         )
 
     def _health_texts(self) -> list[str]:
@@ -230,8 +237,8 @@ class EngineBackend(OptionalBackend):
         if mask & 4:
             initial["Prefs"] = self.prefs()
         if mask & 8 and engine.account.self_node is not None:
-            initial["SelfChange"] = self._debug.self_node()
-            initial["NetMap"] = self._debug.netmap()
+            initial["SelfChange"] = engine.inspection.self_node()
+            initial["NetMap"] = engine.inspection.netmap()
         if mask & 128:
             initial["Health"] = engine.health.state()
         if mask & (1 << 14):
@@ -379,10 +386,10 @@ class EngineBackend(OptionalBackend):
     # --- looking inside
 
     def user_metrics(self) -> str:
-        return self._debug.user_metrics()
+        return self._engine.inspection.user_metrics()
 
     def client_metrics(self) -> str:
-        return self._debug.client_metrics()
+        return self._engine.inspection.client_metrics()
 
     async def debug(self, action: str, body: bytes) -> tuple[str, bytes]:
         return await self._debug.run(action, body)

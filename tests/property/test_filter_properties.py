@@ -11,8 +11,8 @@ from tsd.base.addr import IPPrefix
 from tsd.filter.filter import PacketFilter
 from tsd.filter.rules import DEFAULT_PROTOS, Destination, Match
 from tsd.packet import build
-from tsd.packet.constants import TCP_ACK, TCP_SYN
-from tsd.packet.parse import Packet, parse
+from tsd.packet.constants import TCP, TCP_ACK, TCP_SYN
+from tsd.packet.parse import Packet, parse, running_tcp_destination
 
 ADDRESSES = [ip_address(text) for text in ("100.64.0.1", "100.64.0.2", "10.1.0.5", "fd7a::1", "fd7a::2")]
 PREFIXES: list[IPPrefix] = [
@@ -96,6 +96,10 @@ def test_filter_is_its_model(
         # Twice: the second answer comes from the cache.
         for _ in range(2):
             assert packet_filter.inbound(packet).accept == model(rules, kind, src, dst, port), (kind, src, dst, port)
+        destination = running_tcp_destination(packet.packet)
+        assert (destination is not None) == (kind == "ack")
+        if destination is not None:
+            assert packet_filter.lets_running_tcp_to(destination) == packet_filter.inbound(packet).accept
         if kind in ("syn", "udp"):
             assert packet_filter.check(src, dst, port, packet.proto) == model(rules, kind, src, dst, port)
 
@@ -106,3 +110,18 @@ def test_filter_never_raises(data: bytes) -> None:
     packet_filter.own_disco_key = bytes(32)
     packet_filter.inbound(parse(data))
     packet_filter.outbound(parse(data))
+
+
+@given(st.sampled_from(ADDRESSES), st.data())
+def test_the_short_way_for_running_tcp_says_what_parse_says(
+    src: IPv4Address | IPv6Address, data: st.DataObject
+) -> None:
+    packet = bytearray(build.tcp_packet(src.packed, 1, src.packed, 2, sequence=0, flags=TCP_ACK, payload=b"x"))
+    for at, value in data.draw(
+        st.dictionaries(st.integers(0, len(packet) - 1), st.integers(0, 255), max_size=3)
+    ).items():
+        packet[at] = value
+    destination = running_tcp_destination(bytes(packet[: data.draw(st.integers(0, len(packet)))]))
+    parsed = parse(bytes(packet))
+    if destination is not None:
+        assert parsed.proto == TCP and parsed.dst == destination and not parsed.is_tcp_syn and not parsed.is_fragment

@@ -7,6 +7,7 @@ and hands what the filter accepts to the host. Handshakes, disco and STUN go up 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,13 @@ from tsd.base.clock import Clock
 from tsd.base.keys import NodePublic
 from tsd.base.log import TRACE, DropCounter, fields
 from tsd.dataplane.pump import Core, Opened, Other, Sealed
+from tsd.engine.driver import Driver
 from tsd.filter.filter import PacketFilter
 from tsd.hull import Frame, Tun
 from tsd.magicsock.magicsock import Magicsock
 from tsd.magicsock.types import DerpSource
-from tsd.packet.constants import TCP, TCP_ACK, TCP_SYN, TSMP
-from tsd.packet.parse import Packet, parse
+from tsd.packet.constants import TSMP
+from tsd.packet.parse import Packet, parse, running_tcp_destination
 from tsd.wireguard.device import WireGuard
 
 log = logging.getLogger(__name__)
@@ -74,15 +76,17 @@ class DataPath:
         magicsock: Magicsock,
         clock: Clock,
         underlay: Underlay,
-        kick: Callable[[], None],
+        driver: Driver,
     ) -> None:
         self._core = core
         self._wireguard = wireguard
         self._magicsock = magicsock
         self._clock = clock
         self._underlay = underlay
-        self._kick = kick
+        self._driver = driver
         self._tun: Tun | None = None
+        self._inbox: list[Frame] = []
+        self._is_flush_due = False
         self.filter = PacketFilter((), ())
         self.jailed_filter = PacketFilter((), ())
         self.jailed: frozenset[int] = frozenset()
@@ -117,10 +121,13 @@ class DataPath:
                     self._wireguard.stage(handle, frame, now, wall_ns)
             if result.attention:
                 self._wireguard.note(result.attention, (), (), now, wall_ns)
-        self._kick()
+        if result.no_session:
+            self._driver.kick()
+        elif not self._is_flush_due:
+            self._driver.kick_soon()
 
     def _may_leave(self, frame: Frame) -> bool:
-        if frame.segment_bytes:
+        if frame.segment_bytes or running_tcp_destination(frame.packet) is not None:
             return True
         packet = parse(frame.packet)
         answer = self.answer_locally(packet)
@@ -165,7 +172,7 @@ class DataPath:
     # --- underlay to host
 
     def from_underlay(self, datagrams: bytes | memoryview, datagram_bytes: int, source: Source) -> None:
-        """Datagrams back to back, as they came from one source."""
+        """Datagrams back to back, as they came from one source. What is in them reaches the host with `_flush`."""
         now = self._clock.now()
         result = self._core.open(datagrams, datagram_bytes, now)
         for kind, datagram in result.others:
@@ -178,9 +185,25 @@ class DataPath:
         if result.attention or result.confirmed:
             wall_ns = self._clock.wall_ns()
             self._wireguard.note(result.attention, result.confirmed, result.authenticated, now, wall_ns)
-        if result.opened:
-            self._deliver(result.opened)
-        self._kick()
+        for item in result.opened:
+            if self._may_enter(item):
+                self._inbox.append(item.frame)
+        if result.others or result.confirmed:
+            self._driver.kick()
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Everything that arrived in this loop iteration goes to the host at once: TCP answers it with one ACK."""
+        try:
+            while self._inbox:
+                frames, self._inbox = self._inbox, []
+                if self._tun is not None:
+                    self._tun.deliver(frames)
+        finally:
+            self._is_flush_due = False
+        self._driver.kick()
 
     def from_derp(self, packets: list[bytes], source: DerpSource) -> None:
         """Packets of one peer by relay; runs of equal length are opened together."""
@@ -204,17 +227,14 @@ class DataPath:
         elif kind is Other.STUN and isinstance(source, AddrPort):
             self.on_stun(datagram, source)
 
-    def _deliver(self, opened: Sequence[Opened]) -> None:
-        accepted = [item.frame for item in opened if self._may_enter(item)]
-        if accepted and self._tun is not None:
-            self._tun.deliver(accepted)
-
     def _may_enter(self, item: Opened) -> bool:
-        packet = parse(item.frame.packet)
-        is_running_tcp = packet.proto == TCP and packet.tcp_flags & (TCP_SYN | TCP_ACK) != TCP_SYN
-        if not is_running_tcp and self.intercept(item.peer, packet):
-            return False
         chosen = self.jailed_filter if item.peer in self.jailed else self.filter
+        destination = running_tcp_destination(item.frame.packet)
+        if destination is not None and chosen.lets_running_tcp_to(destination):
+            return True
+        packet = parse(item.frame.packet)
+        if destination is None and self.intercept(item.peer, packet):
+            return False
         verdict = chosen.inbound(packet)
         if verdict.accept:
             return True

@@ -38,6 +38,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_at = float("inf")
         self._is_draining = False
+        self._is_kick_due = False
         self._is_closed = False
 
     def add(self, machine: Driven, handle: Callable[[Any], None]) -> None:
@@ -53,6 +54,16 @@ class Driver:
         finally:
             self._is_draining = False
         self._arm()
+
+    def kick_soon(self) -> None:
+        """As `kick`, once for everything that happens in this loop iteration."""
+        if not self._is_kick_due:
+            self._is_kick_due = True
+            asyncio.get_running_loop().call_soon(self._on_kick_due)
+
+    def _on_kick_due(self) -> None:
+        self._is_kick_due = False
+        self.kick()
 
     def close(self) -> None:
         self._is_closed = True
@@ -72,7 +83,7 @@ class Driver:
         log.error("machines keep producing outputs; left for the next wake-up")
 
     def _arm(self) -> None:
-        deadline = earliest(*(machine.next_deadline() for machine, _ in self._machines))
+        deadline = earliest(*[machine.next_deadline() for machine, _ in self._machines])
         if deadline is None:
             if self._timer is not None:
                 self._timer.cancel()

@@ -116,7 +116,7 @@ class Plane:
             options.derp(node_private),
             PoolCallbacks(self._on_derp_packets, self._on_peer_gone, told.on_relay, told.on_relay_health),
         )
-        self.datapath = DataPath(self.core, self.wireguard, self.magicsock, self._clock, self, self.driver.kick)
+        self.datapath = DataPath(self.core, self.wireguard, self.magicsock, self._clock, self, self.driver)
         self.datapath.node_key_of = self._node_key_of
         self.datapath.ensure_peer = self.ensure_in_wireguard
 

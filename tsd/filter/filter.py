@@ -94,6 +94,7 @@ class PacketFilter:
         self._matches = {version: self._family(version) for version in (4, 6)}
         self._asks_caps = any(rule.source_caps for rule in self._rules)
         self._cache: dict[tuple[int, bytes, bytes, int], bool] = {}
+        self._running: dict[bytes, bool] = {}
 
     def replace(
         self, rules: Sequence[Match], local_prefixes: Sequence[IPPrefix], *, shields_up: bool = False
@@ -114,6 +115,17 @@ class PacketFilter:
         if packet.proto == UDP and self.own_disco_key and self._is_own_disco(packet):
             return _SELF_DISCO
         return self._judge(packet) or self._refuse(packet)
+
+    def lets_running_tcp_to(self, destination: bytes) -> bool:
+        """What `inbound` says of every TCP packet that does not open a connection: only where it goes matters."""
+        known = self._running.get(destination)
+        if known is None:
+            if len(self._running) >= _CACHE_LIMIT:
+                self._running.clear()
+            version = 4 if len(destination) == 4 else 6
+            packet = Packet(bytes(20), version, TCP, destination, destination, 0, 0, TCP_ACK, 0, 0, 20, False)
+            known = self._running[destination] = self.inbound(packet).accept
+        return known
 
     def outbound(self, packet: Packet) -> Verdict:
         """A packet of ours: nearly always accepted; remembers UDP flows so that answers come back."""

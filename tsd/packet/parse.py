@@ -118,6 +118,18 @@ def parse(packet: bytes | bytearray | memoryview) -> Packet:
     return Packet(packet, 0, UNKNOWN, b"", b"", 0, 0, 0, 0, 0, size, False)
 
 
+def running_tcp_destination(packet: bytes | bytearray | memoryview) -> bytes | None:
+    """Where a whole TCP packet goes that does not open a connection; None for everything else: ask `parse`."""
+    size = len(packet)
+    if size >= 40 and packet[0] == 0x45:
+        if packet[9] != TCP or packet[6] & 0x3F or packet[7] or not 40 <= packet[2] << 8 | packet[3] <= size:
+            return None
+        return None if packet[33] & (TCP_SYN | TCP_ACK) == TCP_SYN else bytes(packet[16:20])
+    if size >= 60 and packet[0] >> 4 == 6 and packet[6] == TCP and 20 <= packet[4] << 8 | packet[5] <= size - 40:
+        return None if packet[53] & (TCP_SYN | TCP_ACK) == TCP_SYN else bytes(packet[24:40])
+    return None
+
+
 def _parse4(packet: bytes | bytearray | memoryview, size: int) -> Packet:
     src, dst = bytes(packet[12:16]), bytes(packet[16:20])
     length = packet[2] << 8 | packet[3]

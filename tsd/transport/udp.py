@@ -30,7 +30,9 @@ _SO_RCVBUFFORCE = 33
 _GRO_MIN_KERNEL = (5, 12)
 
 _READS_PER_WAKE = 64
+_BYTES_PER_WAKE = 1 << 20
 _SLOT_BYTES = 65536
+_SLOTS = 4
 _BATCH_MAX_DATAGRAMS = 64
 _BATCH_MAX_BYTES = 65000
 _QUEUE_MAX_BYTES = 1 << 20
@@ -74,8 +76,9 @@ class UdpSocket:
         self._is_waiting = False
         self._sources: dict[object, AddrPort | None] = {}
         self._targets: dict[AddrPort, tuple[str, int]] = {}
-        self._buffer = bytearray(_BATCH_MAX_BYTES + _SLOT_BYTES)
-        self._view = memoryview(self._buffer)
+        self._last_to: AddrPort | None = None
+        self._last_target: tuple[str, int] = ("", 0)
+        self._view = memoryview(bytearray(_SLOTS * _SLOT_BYTES))
         self._sock = _bound_socket(family, port, protect, host)
         self.port: int = self._sock.getsockname()[1]
         _enlarge_buffers(self._sock)
@@ -111,7 +114,11 @@ class UdpSocket:
 
     def _send_now(self, datagrams: bytes | memoryview, datagram_bytes: int, to: AddrPort) -> int:
         """0 or an errno."""
-        target = self._targets.get(to) or self._target(to)
+        if to is self._last_to:
+            target = self._last_target
+        else:
+            target = self._targets.get(to) or self._target(to)
+            self._last_to, self._last_target = to, target
         try:
             if not 0 < datagram_bytes < len(datagrams):
                 self._sock.sendto(datagrams, target)
@@ -181,11 +188,15 @@ class UdpSocket:
                 return
 
     def _on_readable(self) -> None:
+        """Datagrams of one source and size are held in `view[start:end]` until something else comes."""
         receive = self._sock.recvmsg_into
-        held, held_bytes, held_size, held_from = 0, 0, 0, None
+        view = self._view
+        start = end = held = held_size = 0
+        held_from: object = None
+        left = _BYTES_PER_WAKE
         for _ in range(_READS_PER_WAKE):
             try:
-                got, cmsgs, _, sockaddr = receive((self._view[held_bytes : held_bytes + _SLOT_BYTES],), 32)
+                got, cmsgs, _, sockaddr = receive((view[end : end + _SLOT_BYTES],), 32)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as err:
@@ -193,21 +204,22 @@ class UdpSocket:
                 break
             size = _U16.unpack_from(cmsgs[0][2])[0] if cmsgs else got
             count = -(-got // size) if size else 1
-            fits = held + count <= _BATCH_MAX_DATAGRAMS and held_bytes + got <= _BATCH_MAX_BYTES
-            if held and sockaddr == held_from and size == held_size and fits:
-                held, held_bytes = held + count, held_bytes + got
-            else:
-                if held:
-                    self._deliver(self._view[:held_bytes], held_size, held_from)
-                    self._view[:got] = self._view[held_bytes : held_bytes + got]
-                held, held_bytes, held_size, held_from = count, got, size, sockaddr
-            if got % size if size else True:
-                self._deliver(self._view[:held_bytes], held_size, held_from)
-                held, held_bytes = 0, 0
+            fits = held + count <= _BATCH_MAX_DATAGRAMS and end + got - start <= _BATCH_MAX_BYTES
+            if held and not (sockaddr == held_from and size == held_size and fits):
+                self._deliver(view[start:end], held_size, held_from)
+                start, held = end, 0
+            held, held_size, held_from = held + count, size, sockaddr
+            end += got
+            if not size or got % size or end > (_SLOTS - 1) * _SLOT_BYTES:
+                self._deliver(view[start:end], held_size, held_from)
+                start = end = held = 0
+            left -= got
             if self.is_closed:
                 return
+            if left <= 0:
+                break
         if held:
-            self._deliver(self._view[:held_bytes], held_size, held_from)
+            self._deliver(view[start:end], held_size, held_from)
 
     def _deliver(self, datagrams: memoryview, datagram_bytes: int, sockaddr: object) -> None:
         source = self._sources.get(sockaddr) or self._source(sockaddr)

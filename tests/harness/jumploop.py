@@ -17,18 +17,33 @@ class Deadlock(RuntimeError):
     """Nothing is ready and no timer is armed: the simulation would wait for ever."""
 
 
+class Spinning(RuntimeError):
+    """Something keeps the loop busy without letting time pass."""
+
+
+TURNS_MAX = 100_000
+
+
 class _JumpSelector(selectors.DefaultSelector):
     """`select(timeout)` does not wait: it moves the loop's clock."""
 
     def __init__(self) -> None:
         super().__init__()
         self.on_idle: Callable[[float | None], None] = lambda timeout: None
+        self.on_spin: Callable[[], None] = lambda: None
+        self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and (timeout is None or timeout > 0):
-            self.on_idle(timeout)
-        return ready
+        self._turns += 1
+        if timeout is None or timeout > 0:
+            ready = super().select(0)
+            if not ready:
+                self._turns = 0
+                self.on_idle(timeout)
+            return ready
+        if self._turns > TURNS_MAX:
+            self.on_spin()
+        return [] if self._turns % 64 else super().select(0)
 
 
 class JumpLoop(asyncio.SelectorEventLoop):
@@ -39,9 +54,14 @@ class JumpLoop(asyncio.SelectorEventLoop):
         selector = _JumpSelector()
         super().__init__(selector)
         selector.on_idle = self._jump
+        selector.on_spin = self._complain
 
     def time(self) -> float:
         return self._virtual_now
+
+    def _complain(self) -> None:
+        handles = [*list(self._ready)[:3], *self._scheduled[:3]]  # type: ignore[attr-defined]
+        raise Spinning(f"{TURNS_MAX} turns at {self._virtual_now}; next: {[repr(one)[:300] for one in handles]}")
 
     def _jump(self, timeout: float | None) -> None:
         if timeout is None:

@@ -56,9 +56,7 @@ class SimRelay:
         self.host = host
         self.region_id = region_id
         self._net = net
-        self.server = DerpServer(
-            NodePrivate.generate(entropy), clock=clock, entropy=entropy, admit=lambda key: True
-        )
+        self.server = DerpServer(NodePrivate.generate(entropy), clock=clock, entropy=entropy, admit=lambda key: True)
         self._stun = SimStun(net, host)
 
     async def start(self) -> None:

@@ -284,12 +284,12 @@ class SimLoop(JumpLoop):
     # -- connections -------------------------------------------------------------------------------------------
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **kw: Any) -> Any:  # type: ignore[override]
-        if kw.get("ssl") or kw.get("sock") is not None:
-            raise NotImplementedError("simulations speak neither TLS nor over sockets of the machine")
         here = current_host.get()
         assert here is not None, "connections are made on a host: `with net.on(host)`"
         remote = AddrPort(self.net.resolve(host), port)
         there = await self._find(here, remote)
+        if kw.get("ssl") or kw.get("sock") is not None:
+            raise NotImplementedError("simulations speak neither TLS nor over sockets of the machine")
         local_ip = here.address(remote.ip.version)
         assert local_ip is not None
         local = AddrPort(local_ip, here.free_port())

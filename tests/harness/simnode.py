@@ -22,6 +22,7 @@ from tsd.localapi.engine_backend import EngineBackend
 from tsd.magicsock.types import PathInfo
 from tsd.tailcfg.derpmap import DERPNode, DERPRegion
 from tsd.transport.derp import DerpError, DerpOptions
+from tsd.transport.derp_dial import text_of
 from tsplatform.links import LinkWatcher
 from tsplatform.memory.hull import RecordingDns
 from tsplatform.state_file import MemoryStore
@@ -81,14 +82,16 @@ async def connect_relay(node: DERPNode, factory: Callable[[], asyncio.Protocol])
             loop = asyncio.get_running_loop()
             transport, _ = await loop.create_connection(factory, node.host_name, node.derp_port or RELAY_PORT)
     except OSError as err:
-        raise DerpError(f"{node.host_name}: {err}") from None
+        raise DerpError(f"{node.host_name}: {text_of(err)}") from None
     return transport  # type: ignore[return-value]
 
 
 class SimNode:
     """`engine` is a new one after each `start`; the store outlives it. Calls run on the node's host."""
 
-    def __init__(self, tailnet: SimTailnet, host: Host, *, store: Any = None, port: int = 41641, **options: Any) -> None:
+    def __init__(
+        self, tailnet: SimTailnet, host: Host, *, store: Any = None, port: int = 41641, **options: Any
+    ) -> None:
         self.tailnet = tailnet
         self.host = host
         self.name = host.name

@@ -140,7 +140,7 @@ class SimTailnet:
     async def until(self, condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "") -> float:
         """Wait in virtual time; returns how long it took."""
         began = self.loop.time()
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             if self.loop.time() - began > timeout_s:
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what or condition}")
             await asyncio.sleep(POLL_S)

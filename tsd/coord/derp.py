@@ -88,6 +88,7 @@ class DerpServer:
         self._connections: dict[int, _Connection] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._runner: web.AppRunner | None = None
         self._door: FrontDoor | None = None
 
@@ -181,12 +182,13 @@ class DerpServer:
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
+            self._timer_at = deadline.at
             delay = max(0.0, deadline.at - self._clock.now())
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.router.on_deadline(self._clock.now())
+        self.router.on_deadline(max(self._timer_at, self._clock.now()))
         self._drain()
 
 

@@ -69,6 +69,7 @@ class CoordServer:
         self._runner: web.AppRunner | None = None
         self._door: FrontDoor | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._outbox: asyncio.Queue[list[Event]] = asyncio.Queue()
         self._is_delivering = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -205,12 +206,13 @@ class CoordServer:
             self._timer.cancel()
         deadline = self.coordinator.next_deadline()
         if deadline is not None:
+            self._timer_at = deadline.at
             delay = max(0.0, deadline.at - self._clock.now())
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.coordinator.on_deadline(self.moment())
+        self.coordinator.on_deadline(Moment(max(self._timer_at, self._clock.now()), self._clock.wall_ns()))
         self.drain()
 
     async def _deliver_all(self) -> None:

@@ -132,7 +132,7 @@ class DerpClientMachine:
             self._close("relay does not answer pings")
         elif self._loopback:
             self._close("relay has forgotten this connection")
-        elif now - self._last_heard < PROBE_AFTER_S:
+        elif now < self._last_heard + PROBE_AFTER_S:
             self._probe_at = self._last_heard + PROBE_AFTER_S
         else:
             self._probe(now)

@@ -81,6 +81,7 @@ class DerpConnection(asyncio.Protocol):
         self._bucket: _Bucket | None = None
         self._pace: _Bucket | None = _Bucket(_PACE_BYTES_PER_S, _PACE_BURST_BYTES)
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._pacer = options.new_timer(self._flush)
         self._loop = asyncio.get_running_loop()
 
@@ -295,12 +296,14 @@ class DerpConnection(asyncio.Protocol):
             self._timer.cancel()
         self._timer = None
         if deadline is not None and not self.is_closed:
+            self._timer_at = deadline.at
             delay = max(0.0, deadline.at - self._options.clock.now())
             self._timer = self._loop.call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._machine.on_deadline(self._options.clock.now())
+        # As in the engine's driver: a timer that fires a little early has still reached its deadline.
+        self._machine.on_deadline(max(self._timer_at, self._options.clock.now()))
         self._drain()
 
     def _wake(self) -> None:

@@ -167,7 +167,7 @@ class NetstackTun:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.stack.on_deadline(self.now())
+        self.stack.on_deadline(max(self._timer_at, self.now()))
         self._run(())
 
     def _run(self, frames: Sequence[Frame]) -> None:

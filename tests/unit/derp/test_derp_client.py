@@ -124,3 +124,16 @@ def test_notices_and_hostile_frames():
     assert sum(pair.client.drops.values()) == 4
     pair.client.receive(b"\x05\xff\xff\xff\xff", pair.now)
     assert isinstance(pair.client.take_outputs()[0], c.Closed)
+
+
+def test_a_deadline_that_came_is_not_asked_for_again():
+    """Floating point: 1000.37 + 30 - 1000.37 is less than 30."""
+    pair = Pair()
+    pair.now = 1000.37
+    pair.pump()
+    for _ in range(3):
+        deadline = pair.client.next_deadline()
+        pair.now = deadline.at
+        pair.client.on_deadline(pair.now)
+        pair.pump()
+        assert pair.client.next_deadline().at > pair.now

@@ -283,7 +283,9 @@ class Engine:
 
     def _on_relay(self, region: int, is_connected: bool, reason: str) -> None:
         if region == self.reach.home:
-            self.health.set_if("no-derp-connection", not is_connected, derp_region_id=region, derp_region_name=region)
+            name = self.derp_code(region) or str(region)
+            told = {"derp_region_id": region, "derp_region_name": name, "error": reason}
+            self.health.set_if("no-derp-connection", not is_connected, **told)
             if not is_connected:
                 self.reach.relay_lost(region)
 

@@ -138,10 +138,15 @@ class DataPath:
         if packet.proto == TSMP:
             self.traffic.outbound_drops.add("acl")
             return False
-        verdict = self.filter.outbound(packet)
+        verdict = self._filter_towards(packet).outbound(packet)
         if not verdict.accept:
             self.traffic.outbound_drops.add(verdict.reason)
         return verdict.accept
+
+    def _filter_towards(self, packet: Packet) -> PacketFilter:
+        """The one that will judge the answer, so that it knows of the question."""
+        is_jailed = bool(self.jailed) and self._core.route(packet.dst) in self.jailed
+        return self.jailed_filter if is_jailed else self.filter
 
     def send_sealed(self, sealed: Sequence[Sealed], now: float) -> None:
         for batch in sealed:

@@ -413,7 +413,7 @@ class Engine:
         return next((own for own in self.tailnet.own_addresses if own.version == ip.version), None)
 
     def own_addresses(self) -> list[IPAddress]:
-        return list(self.tailnet.own_addresses)
+        return self.tailnet.names_of_us()
 
     def is_expired(self, peer: Peer) -> bool:
         return peer.node.is_expired(self._clock.wall_ns())

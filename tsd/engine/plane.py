@@ -21,6 +21,7 @@ from tsd.base.machine import Deadline
 from tsd.dataplane.pump import Core
 from tsd.engine.datapath import DataPath
 from tsd.engine.driver import Driver
+from tsd.engine.masquerade import MasqueradingCore
 from tsd.engine.peers import Peer, PeerTable
 from tsd.engine.pings import DiscoReply
 from tsd.engine.sockets import UdpSockets
@@ -92,7 +93,7 @@ class Plane:
         self._sockets = sockets
         self._told = told
         self._pings: dict[int, asyncio.Future[DiscoReply]] = {}
-        self.core = options.new_core()
+        self.core = MasqueradingCore(options.new_core())
         self.wireguard = WireGuard(
             node_private,
             self.core,

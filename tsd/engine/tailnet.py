@@ -14,6 +14,7 @@ from tsd.base.addr import AddrPort, IPAddress, IPPrefix, parse_ip
 from tsd.base.errors import DecodeError, HullError
 from tsd.base.keys import DiscoPublic
 from tsd.base.log import fields
+from tsd.engine.masquerade import Aliases, aliases_of
 from tsd.engine.peerapi import Caller
 from tsd.engine.peers import Peer, PeerTable, node_addresses
 from tsd.engine.prefs import Prefs, UserProfile
@@ -65,6 +66,8 @@ class Tailnet:
         self.filter.own_disco_key = engine.disco_private.public().raw
         self.jailed_filter = PacketFilter((), ())
         self._advertised_disco: dict[int, DiscoPublic] = {}
+        self._jailed: dict[int, None] = {}
+        self._aliases: dict[int, Aliases] = {}
 
     # --- reading
 
@@ -120,6 +123,10 @@ class Tailnet:
                 return tsmp.disco_advertisement(own.packed, ip.packed, disco_key)
         return None
 
+    def names_of_us(self) -> list[IPAddress]:
+        """Addresses under which peers reach us: our own, and those that only some peers know."""
+        return [*self.own_addresses, *(ip for named in self._aliases.values() for ip in named)]
+
     # --- changing
 
     def apply(self, message: MapResponse, is_first: bool) -> None:
@@ -168,6 +175,8 @@ class Tailnet:
         self.peers.clear()
         self.own_addresses = ()
         self._advertised_disco.clear()
+        self._jailed.clear()
+        self._aliases.clear()
         self.plan = Plan()
 
     def unplug(self) -> None:
@@ -233,7 +242,18 @@ class Tailnet:
             plane.restart_session(peer)
         if new_disco is not None and restarted:
             self._advertised_disco.pop(peer.handle, None)
+        self._note_treatment(peer)
         self._place(peer)
+
+    def _note_treatment(self, peer: Peer) -> None:
+        """Few peers are jailed or know us by another address; those are kept apart."""
+        self._jailed.pop(peer.handle, None)
+        self._aliases.pop(peer.handle, None)
+        if peer.node.is_jailed:
+            self._jailed[peer.handle] = None
+        named = aliases_of(peer.node)
+        if named:
+            self._aliases[peer.handle] = named
 
     def _place(self, peer: Peer) -> None:
         plane = self._engine.plane
@@ -243,6 +263,8 @@ class Tailnet:
 
     def _forget(self, peer: Peer) -> None:
         self._advertised_disco.pop(peer.handle, None)
+        self._jailed.pop(peer.handle, None)
+        self._aliases.pop(peer.handle, None)
         if self._engine.plane is not None:
             self._engine.plane.remove_peer(peer)
 
@@ -327,9 +349,10 @@ class Tailnet:
         self.jailed_filter = self.jailed_filter.replace((), self.plan.local_prefixes)
         plane = self._engine.plane
         if plane is not None:
+            plane.core.set_aliases(self.own_addresses, self._aliases)
             plane.datapath.filter = self.filter
             plane.datapath.jailed_filter = self.jailed_filter
-            plane.datapath.jailed = frozenset(peer.handle for peer in self.peers if peer.node.is_jailed)
+            plane.datapath.jailed = frozenset(self._jailed)
 
     def _source_has_capability(self, source: Any, capability: str) -> bool:
         peer = self.peers.by_address(source)

@@ -386,6 +386,9 @@ class ControlSession:
             is_first = True
             async for message in stream:
                 self._one_shots(message)
+                if is_first and message.control_time:
+                    told = {"controltime": message.control_time}
+                    log.info(fields("map stream opened", server_time=message.control_time), extra={"upload": told})
                 if not message.keep_alive:
                     applying = self._events.on_map(message, is_first)
                     if applying is not None:

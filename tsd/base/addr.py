@@ -29,14 +29,15 @@ class AddrPort(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> AddrPort:
         """Raises `DecodeError` when `text` is not an address with a port; zones are refused."""
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdecimal() or int(port) > 65535:
-            raise DecodeError("addr", f"not ip:port: {text!r}")
+        host, colon, digits = text.rpartition(":")
+        port = parse_number(digits, 65535)
+        if not colon or port is None:
+            raise DecodeError("addr", f"not ip:port: {text[:100]!r}")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         elif ":" in host:
             raise DecodeError("addr", f"IPv6 needs brackets: {text!r}")
-        return cls(parse_ip(host), int(port))
+        return cls(parse_ip(host), port)
 
     def __str__(self) -> str:
         return f"[{self.ip}]:{self.port}" if self.ip.version == 6 else f"{self.ip}:{self.port}"
@@ -51,6 +52,14 @@ class AddrPort(NamedTuple):
         if len(raw) != 18:
             raise DecodeError("addr", f"{len(raw)} bytes, want 18")
         return cls(decode_ip16(raw[:16]), int.from_bytes(raw[16:18], "big"))
+
+
+def parse_number(text: str, limit: int) -> int | None:
+    """0 to `limit` from ASCII digits; None for anything else, however long (int() takes foreign digits and raises)."""
+    if not text.isascii() or not text.isdecimal() or len(text) > len(str(limit)):
+        return None
+    number = int(text)
+    return number if number <= limit else None
 
 
 def parse_ip(text: str) -> IPAddress:

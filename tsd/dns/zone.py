@@ -19,6 +19,8 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.reversename
 import dns.rrset
+from dns.rdtypes.ANY.PTR import PTR
+from dns.rdtypes.ANY.SOA import SOA
 
 from tsd.base.addr import CGNAT, QUAD_100, QUAD_100_V6, TAILSCALE_ULA, IPAddress, is_tailnet_ip, parse_ip
 from tsd.base.errors import DecodeError
@@ -109,12 +111,13 @@ class Zone:
             ip = parse_ip(dns.reversename.to_address(name))
         except (dns.exception.DNSException, DecodeError):
             return None
-        host = self._reverse.get(ip)
+        host = _domain(self._reverse.get(ip, ""))
         if host is None:
             ours = is_tailnet_ip(ip) and bool(self._suffixes)
             return self._negative(query, name, dns.rcode.NXDOMAIN, serial) if ours else None
         reply = _reply(query, dns.rcode.NOERROR)
-        reply.answer.append(dns.rrset.from_text(name, TTL_S, "IN", "PTR", host + "."))
+        pointer = PTR(dns.rdataclass.IN, dns.rdatatype.PTR, host)  # type: ignore[no-untyped-call]
+        reply.answer.append(dns.rrset.from_rdata(name, TTL_S, pointer))
         return reply
 
     def _negative(
@@ -122,14 +125,27 @@ class Zone:
     ) -> dns.message.Message:
         reply = _reply(query, rcode)
         zone = self._zone_of(name)
-        timers = f"{serial} {SOA_TTL_S} {SOA_TTL_S} {SOA_TTL_S} {SOA_TTL_S}"
-        reply.authority.append(dns.rrset.from_text(zone, SOA_TTL_S, "IN", "SOA", f"{zone} {zone} {timers}"))
+        timers = (serial & 0xFFFFFFFF, SOA_TTL_S, SOA_TTL_S, SOA_TTL_S, SOA_TTL_S)
+        authority = SOA(dns.rdataclass.IN, dns.rdatatype.SOA, zone, zone, *timers)  # type: ignore[no-untyped-call]
+        reply.authority.append(dns.rrset.from_rdata(zone, SOA_TTL_S, authority))
         return reply
 
-    def _zone_of(self, name: dns.name.Name) -> str:
+    def _zone_of(self, name: dns.name.Name) -> dns.name.Name:
+        """The zone of ours that holds `name`, cut out of the name itself; the name when there is none."""
         plain = name.to_text(omit_final_dot=True).lower()
         fitting = [s for s in self._suffixes if plain == s or plain.endswith("." + s)]
-        return max(fitting, key=len, default=plain or ".").rstrip(".") + "."
+        if not fitting:
+            return name
+        labels = max(suffix.count(".") for suffix in fitting) + 2
+        return name.split(labels)[1] if labels < len(name) else name
+
+
+def _domain(host: str) -> dns.name.Name | None:
+    """None for no name, or for one that cannot be written in DNS (control may call a node anything)."""
+    try:
+        return dns.name.from_text(host + ".") if host else None
+    except (dns.exception.DNSException, ValueError):
+        return None
 
 
 def _choose(ips: tuple[IPAddress, ...], rdtype: dns.rdatatype.RdataType) -> IPAddress | None:

@@ -38,7 +38,7 @@ def node_addresses(node: Node) -> tuple[IPAddress, ...]:
             prefix = ip_network(text, strict=False)
         except ValueError:
             continue
-        if prefix.prefixlen == prefix.max_prefixlen:
+        if prefix.prefixlen == prefix.max_prefixlen and "%" not in text:
             found.append(prefix.network_address)
     return tuple(found)
 

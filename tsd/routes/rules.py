@@ -107,6 +107,8 @@ class PrefixCache:
 
 
 def _parse(text: str) -> IPPrefix | None:
+    if "%" in text:
+        return None
     try:
         return ip_network(text, strict=False)
     except ValueError:

@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
+from tsd.base.addr import parse_number
 from tsd.base.errors import DecodeError
 from tsd.base.keys import DiscoPublic, NodePublic
 from tsd.tailcfg.dns import Resolver
 from tsd.tailcfg.hostinfo import Hostinfo
-from tsd.tailcfg.wire import Wire, always, decode_json, is_zero_time, time_ns
+from tsd.tailcfg.lenient import mended_text
+from tsd.tailcfg.wire import REFUSALS, Wire, always, decode_json, is_zero_time, second_look, time_ns
 
 CapMap = dict[str, tuple[Any, ...] | None]
 """Capability to values; a key with no values is held all the same."""
@@ -68,8 +70,8 @@ class Node(Wire, frozen=True, gc=False):
         if not raw or raw == b"null":
             return None
         try:
-            return msgspec.json.decode(raw, type=Hostinfo)
-        except msgspec.MsgspecError:
+            return decode_json(raw, Hostinfo)
+        except DecodeError:
             return None
 
     @property
@@ -89,8 +91,7 @@ class Node(Wire, frozen=True, gc=False):
         """Home DERP region, from either form; 0 when unknown."""
         if self.home_derp or not self.legacy_derp.startswith(_LEGACY_DERP):
             return self.home_derp
-        port = self.legacy_derp[len(_LEGACY_DERP) :]
-        return int(port) if port.isdecimal() else 0
+        return parse_number(self.legacy_derp[len(_LEGACY_DERP) :], 65535) or 0
 
     @property
     def routed_ips(self) -> tuple[str, ...]:
@@ -150,8 +151,11 @@ def decode_node(raw: bytes | memoryview | msgspec.Raw) -> Node:
     """Raises `DecodeError` when the node could not be used: bad JSON, no ID, bad key."""
     try:
         node = _node_decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-        raise DecodeError("tailcfg", f"node: {err}") from None
+    except REFUSALS as err:
+        again = second_look(raw, Node, err)
+        if again is None:
+            raise DecodeError("tailcfg", f"node: {err}") from None
+        node = again
     if node.id <= 0:
         raise DecodeError("tailcfg", f"node {node.name!r} has ID {node.id}")
     _check_key(node.key, "nodekey:")
@@ -159,8 +163,17 @@ def decode_node(raw: bytes | memoryview | msgspec.Raw) -> Node:
         _check_key(node.disco_key, "discokey:")
     if node.hostinfo_raw:
         # A view would keep the whole map message alive.
-        msgspec.structs.force_setattr(node, "hostinfo_raw", msgspec.Raw(bytes(node.hostinfo_raw)))
+        msgspec.structs.force_setattr(node, "hostinfo_raw", msgspec.Raw(_unicode(bytes(node.hostinfo_raw))))
     return node
+
+
+def _unicode(raw: bytes) -> bytes:
+    """What is passed on undecoded must not fail those who decode it later."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return mended_text(raw)
+    return raw
 
 
 def decode_peer_change(raw: bytes | memoryview | msgspec.Raw) -> PeerChange:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tsd.base.errors import DecodeError
+from tsd.tailcfg import lenient
 
 T = TypeVar("T")
 
@@ -61,8 +62,25 @@ def decode_json(raw: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Raises `DecodeError` that names the type and the field."""
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-        raise DecodeError("tailcfg", f"{kind.__name__}: {err}") from None
+    except REFUSALS as err:
+        found = second_look(raw, kind, err)
+        if found is not None:
+            return found
+        name = getattr(kind, "__name__", str(kind))
+        raise DecodeError("tailcfg", f"{name}: {err}") from None
+
+
+REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def second_look(raw: bytes | memoryview | msgspec.Raw, kind: type[T], err: Exception) -> T | None:
+    """As Go would read it; None when that does not help."""
+    if isinstance(err, RecursionError):
+        return None
+    try:
+        return lenient.decode(raw, kind)
+    except REFUSALS:
+        return None
 
 
 def is_zero_time(text: str | None) -> bool:

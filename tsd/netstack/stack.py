@@ -64,6 +64,7 @@ class Stack:
         self._receive_reserved = 0
         self._next_port = FIRST_EPHEMERAL + int.from_bytes(entropy(2), "big") % (LAST_EPHEMERAL - FIRST_EPHEMERAL)
         self._own: dict[bytes, IPAddress] = {}
+        self._first_own: dict[int, IPAddress] = {}
         self._subnets: tuple[IPPrefix, ...] = ()
         self._subnet_hits: dict[bytes, bool] = {}
         self.datagrams = Datagrams(mtu_bytes, self._events, self.emit)
@@ -76,6 +77,7 @@ class Stack:
     def set_addresses(self, addresses: Sequence[IPAddress]) -> None:
         """Replace our own addresses; connections of addresses that stay are untouched."""
         self._own = {ip.packed: ip for ip in addresses}
+        self._first_own = {ip.version: ip for ip in reversed(addresses)}
 
     def set_subnets(self, subnets: Sequence[IPPrefix]) -> None:
         self._subnets = tuple(subnets)
@@ -91,7 +93,7 @@ class Stack:
 
     def own_address(self, version: int) -> IPAddress | None:
         """Our first address of a family."""
-        return next((ip for ip in self._own.values() if ip.version == version), None)
+        return self._first_own.get(version)
 
     def endpoints(self, connection: Connection) -> tuple[AddrPort, AddrPort]:
         """(local, remote) of a connection."""

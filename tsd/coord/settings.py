@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -21,6 +21,13 @@ REGION_ID = 900
 DEFAULT_LISTEN = "127.0.0.1:8080"
 DEFAULT_DERP_PORT = 3340
 DEFAULT_STUN_PORT = 3478
+
+
+def _split_url(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as err:
+        raise ConfigError(f"--url {url!r}: {err}") from None
 
 
 def default_state_folder() -> Path:
@@ -66,7 +73,7 @@ class Settings:
         if not is_domain(self.base_domain):
             raise ConfigError(f"--base-domain {self.base_domain!r} must be a domain name in lower case")
         if self.url:
-            parts = urlsplit(self.url)
+            parts = _split_url(self.url)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
                 raise ConfigError(
                     f"--url {self.url!r} must be like http://192.0.2.1:8080 or https://host, without a path"
@@ -83,7 +90,7 @@ class Settings:
             return self.advertise
         if self.derp_listen is not None and not self.derp_listen.ip.is_unspecified:
             return str(self.derp_listen.ip)
-        host = urlsplit(self.url).hostname if self.url else None
+        host = _split_url(self.url).hostname if self.url else None
         return host or ""
 
     def public_url(self, bound: AddrPort) -> str:
@@ -180,7 +187,7 @@ def parse_duration(text: str, flag: str) -> float:
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     total, digits = 0.0, ""
     for char in text.strip():
-        if char.isdigit():
+        if char in "0123456789":
             digits += char
         elif char in units and digits and len(digits) < 9:
             total, digits = total + int(digits) * units[char], ""

@@ -22,6 +22,7 @@ from tsd.base.log import fields
 log = logging.getLogger("tsd.engine.c2n")
 
 HANDLER_TIMEOUT_S = 60.0
+MAX_HANDLER_TIMEOUT_S = 3600.0
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -103,9 +104,13 @@ def parse(payload: str) -> C2nRequest:
         raise DecodeError("c2n", str(err)) from None
     if request is None:
         raise DecodeError("c2n", "no request in the payload")
-    split = urlsplit(request.target.decode("latin-1"))
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
-    return C2nRequest(request.method.decode("latin-1"), split.path, dict(parse_qsl(split.query)), headers, bytes(body))
+    try:
+        split = urlsplit(request.target.decode("latin-1"))
+        query = dict(parse_qsl(split.query))
+    except ValueError as err:
+        raise DecodeError("c2n", str(err)) from None
+    return C2nRequest(request.method.decode("latin-1"), split.path, query, headers, bytes(body))
 
 
 def serialise(response: C2nResponse) -> bytes:
@@ -124,6 +129,6 @@ def _duration_s(text: str) -> float:
     """A Go duration of one number and unit (what servers send); 0 for anything else."""
     for unit in ("ms", "s", "m", "h"):
         number = text.removesuffix(unit)
-        if number != text and number.replace(".", "", 1).isdecimal():
-            return float(number) * _UNITS_S[unit]
+        if number != text and number.isascii() and number.replace(".", "", 1).isdecimal():
+            return min(float(number) * _UNITS_S[unit], MAX_HANDLER_TIMEOUT_S)
     return 0.0

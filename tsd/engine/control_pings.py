@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 from urllib.parse import urlsplit
 
-from tsd.base.errors import TsdError
+from tsd.base.errors import ControlError, TsdError
 from tsd.base.log import fields
 from tsd.engine.c2n import Handlers, answer
 from tsd.tailcfg.mapping import PingRequest, PingResponse
@@ -95,5 +95,8 @@ class ControlPings:
 
 def _path(url: str) -> str:
     """What is asked over Noise: the host of the URL means nothing there."""
-    split = urlsplit(url)
+    try:
+        split = urlsplit(url)
+    except ValueError as err:
+        raise ControlError(f"not a URL: {url[:100]!r} ({err})", retryable=False) from None
     return (split.path or "/") + (f"?{split.query}" if split.query else "")

@@ -119,7 +119,7 @@ class PeerApi:
                 if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
                     break
                 connection.start_next_cycle()
-        except (h11.RemoteProtocolError, ConnectionError, TimeoutError) as err:
+        except (h11.ProtocolError, OSError, TimeoutError) as err:
             log.debug(fields("peerapi connection ended", endpoint=stream.remote, reason=err))
         finally:
             await stream.close()
@@ -131,7 +131,10 @@ class PeerApi:
         caller = self._host.identify(source)
         if caller is None:
             return _Response(403, b"unknown peer\n")
-        url = urlsplit(request.target)
+        try:
+            url = urlsplit(request.target)
+        except ValueError:
+            return _Response(400, b"bad request target\n")
         if url.path == "/dns-query":
             return await self._dns(request, url.query, caller)
         if url.path == "/":
@@ -171,8 +174,8 @@ class PeerApi:
 
 def _dns_question(request: _Request, query_string: str) -> bytes | None:
     if request.method == "GET":
-        encoded = parse_qs(query_string).get("dns", [""])[0]
         try:
+            encoded = parse_qs(query_string).get("dns", [""])[0]
             return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)) or None
         except (binascii.Error, ValueError):
             return None

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 from collections.abc import Awaitable
 
+from tsd.base.addr import parse_number
 from tsd.base.errors import TsdError
 from tsd.hull import Stream
 from tsd.localapi import schema
@@ -22,9 +23,9 @@ async def status(call: Call) -> Response:
 
 async def watch_ipn_bus(call: Call) -> Response | None:
     mask_text = call.value("mask")
-    if mask_text and not (mask_text.isascii() and mask_text.isdigit() and int(mask_text) < 1 << 64):
+    mask = parse_number(mask_text or "0", (1 << 64) - 1)
+    if mask is None:
         return text(400, "bad mask")
-    mask = int(mask_text or "0")
     complaint = _mask_complaint(mask)
     if complaint:
         return text(400, complaint)
@@ -91,7 +92,7 @@ def is_ip_or_ip_port(value: str) -> bool:
 
 
 def _is_port(value: str) -> bool:
-    return value.isascii() and value.isdigit() and int(value) <= 65535
+    return parse_number(value, 65535) is not None
 
 
 async def ping(call: Call) -> Response:
@@ -104,8 +105,8 @@ async def ping(call: Call) -> Response:
         return text(400, "invalid IP")
     if not kind:
         return text(400, "missing 'type' parameter")
-    size = int(size_text) if size_text.isascii() and size_text.isdigit() else -1 if size_text else 0
-    if size < 0:
+    size = parse_number(size_text or "0", 1 << 31)
+    if size is None:
         return text(400, "invalid 'size' parameter")
     if size and kind != "disco":
         return text(400, "'size' parameter is only supported with disco pings")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tsd.base.clock import Clock, SystemClock
 from tsd.base.entropy import Entropy, system_entropy
-from tsd.base.errors import ControlError, DecodeError, ProtocolError
+from tsd.base.errors import ConfigError, ControlError, DecodeError, ProtocolError
 from tsd.base.keys import MachinePrivate, MachinePublic, NodePublic
 from tsd.base.log import fields
 from tsd.http2.machine import Headers
@@ -285,7 +285,10 @@ def parse_url(url: str) -> LoginServer:
     authority, slash, path = rest.partition("/")
     if not separator or scheme.lower() not in ("http", "https"):
         raise ControlError(f"not an http URL: {url!r}", retryable=False)
-    base = parse_login_server(f"{scheme}://{authority}")
+    try:
+        base = parse_login_server(f"{scheme}://{authority}")
+    except ConfigError as err:
+        raise ControlError(f"not an http URL: {url!r} ({err})", retryable=False) from None
     return LoginServer(base.scheme, base.host, base.port, "/" + path if slash else "/", None, None)
 
 

@@ -138,7 +138,7 @@ async def _resolve(host_name: str) -> list[IPAddress]:
     try:
         loop = asyncio.get_running_loop()
         infos = await loop.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as err:
+    except (OSError, ValueError) as err:
         raise DerpError(f"{host_name}: look-up failed: {text_of(err)}") from None
     found = [literal_ip(str(info[4][0])) for info in infos]
     return [ip for ip in found if ip is not None]

@@ -81,7 +81,7 @@ class HostDial:
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except TimeoutError:
             raise ControlError(f"cannot resolve {what}{host}: no answer in {DNS_TIMEOUT_S:.0f} s (DNS)") from None
-        except (socket.gaierror, UnicodeError) as err:
+        except (OSError, ValueError) as err:
             reason = getattr(err, "strerror", None) or str(err)
             raise ControlError(f"cannot resolve {what}{host}: {reason} (DNS)") from None
         addresses = _interleave([(entry[0], entry[4]) for entry in found])

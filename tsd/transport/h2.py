@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from tsd.base.addr import parse_number
 from tsd.base.errors import ControlError, ProtocolError
 from tsd.base.log import fields
 from tsd.http2.machine import (
@@ -179,7 +180,7 @@ class Http2Response:
         self._stream_id = stream_id
         self._inbox = inbox
         assert inbox.headers is not None
-        self.status = int(inbox.headers.get(":status", "0"))
+        self.status = parse_number(inbox.headers.get(":status"), 999) or 0
         self.headers = {name: value for name, value in inbox.headers.headers if not name.startswith(":")}
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -261,9 +262,8 @@ class Http2Request:
         self._stream_id = stream_id
         self._inbox = inbox
         self.method = head.get(":method")
-        split = urlsplit("//x" + head.get(":path", "/"))
-        self.path = unquote(split.path)
-        self.query = split.query
+        path, _, self.query = head.get(":path", "/").partition("#")[0].partition("?")
+        self.path = unquote(path)
         self.headers = {name: value for name, value in head.headers if not name.startswith(":")}
         self.is_started = False
         self.is_ended = False

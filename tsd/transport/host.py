@@ -68,7 +68,11 @@ async def connect_host(remote: AddrPort, timeout_s: float = 10.0) -> HostStream:
 
 async def resolve_host(name: str) -> list[IPAddress]:
     """Addresses of a name by the host's resolver. Raises OSError when there are none."""
-    infos = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except ValueError:
+        # A label that is empty, too long, or no text at all: the resolver is not even asked.
+        raise socket.gaierror(socket.EAI_NONAME, f"{name[:100]!r} is not a host name") from None
     ips: list[IPAddress] = []
     for info in infos:
         try:

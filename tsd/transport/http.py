@@ -54,7 +54,7 @@ async def exchange(
     client = h11.Connection(h11.CLIENT)
     try:
         length = [("Content-Length", str(len(body)))] if body or method not in ("GET", "HEAD") else []
-        head = h11.Request(method=method, target=target, headers=[*headers, *length, ("Connection", "close")])
+        head = _request(method, target, [*headers, *length, ("Connection", "close")])
         writer.write(b"".join(_sent(client.send(event)) for event in (head, h11.Data(data=body), h11.EndOfMessage())))
         status, found, chunks = 0, {}, bytearray()
         while True:
@@ -76,7 +76,7 @@ async def upgrade(connection: Connection, target: str, headers: Headers, protoco
     reader, writer = connection
     client = h11.Connection(h11.CLIENT)
     wanted = [("Upgrade", protocol), ("Connection", "upgrade"), ("Content-Length", "0")]
-    head = h11.Request(method="POST", target=target, headers=[*headers, *wanted])
+    head = _request("POST", target, [*headers, *wanted])
     writer.write(_sent(client.send(head)) + _sent(client.send(h11.EndOfMessage())))
     while True:
         event = await _next_event(client, reader)
@@ -85,6 +85,14 @@ async def upgrade(connection: Connection, target: str, headers: Headers, protoco
         if isinstance(event, h11.InformationalResponse | h11.Response):
             leftover, _ = client.trailing_data
             return UpgradeAnswer(event.status_code, _header_dict(event), bytes(leftover))
+
+
+def _request(method: str, target: str, headers: Headers) -> h11.Request:
+    """Raises `ControlError` for a URL that cannot be written into a request."""
+    try:
+        return h11.Request(method=method, target=target, headers=list(headers))
+    except (h11.LocalProtocolError, UnicodeError):
+        raise ControlError(f"cannot ask for {target[:100]!r}: not a URL (HTTP)", retryable=False) from None
 
 
 def _sent(data: bytes | None) -> bytes:

@@ -41,7 +41,10 @@ class LoginServer:
 def parse_login_server(text: str) -> LoginServer:
     """Accepts a bare host name as https. Raises `ConfigError` naming what is wrong."""
     cleaned = text.strip()
-    split = urlsplit(cleaned if "://" in cleaned else f"https://{cleaned}")
+    try:
+        split = urlsplit(cleaned if "://" in cleaned else f"https://{cleaned}")
+    except ValueError as err:
+        raise ConfigError(f"login server {text!r}: {err}") from None
     scheme = split.scheme.lower()
     if scheme not in ("http", "https"):
         raise ConfigError(f"login server {text!r}: the URL must begin with https:// or http://")

@@ -7,7 +7,6 @@ full reports. No redirects are followed.
 from __future__ import annotations
 
 import asyncio
-import ssl
 
 from tsd.base.errors import ProtocolError
 from tsd.tailcfg.derpmap import DERPMap, DERPNode, DERPRegion
@@ -26,7 +25,7 @@ async def https_latency(region: DERPRegion, options: DerpOptions) -> float | Non
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 return await _measure(node, options)
-        except (DerpError, ProtocolError, OSError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError):
+        except (DerpError, ProtocolError, OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
             continue
     return None
 
@@ -71,7 +70,7 @@ async def _is_captive(node: DERPNode, options: DerpOptions) -> bool | None:
                 head = await _get(reader, writer, node.ipv4, path, f"X-Tailscale-Challenge: {challenge}\r\n")
             finally:
                 writer.transport.abort()
-    except (DerpError, OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+    except (DerpError, OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
         return None
     status, _, rest = head.partition("\r\n")
     answered = f"x-tailscale-response: response {challenge}".lower() in rest.lower()

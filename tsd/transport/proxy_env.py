@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from tsd.base.addr import parse_ip, parse_prefix
+from tsd.base.addr import parse_ip, parse_number, parse_prefix
 from tsd.base.errors import ConfigError, DecodeError
 
 
@@ -68,7 +68,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _parse(name: str, text: str) -> Proxy:
-    split = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        split = urlsplit(text if "://" in text else f"http://{text}")
+    except ValueError as err:
+        raise ConfigError(f"{name} is not a proxy address: {text!r} ({err})") from None
     if split.scheme != "http":
         raise ConfigError(
             f"{name}={split.scheme}://… is not supported: only http:// proxies are; unset it or name an HTTP proxy"
@@ -92,7 +95,7 @@ def _matches(rule: str, host: str, port: int) -> bool:
     name, colon, wanted_port = rule.rpartition(":")
     if colon and wanted_port.isdecimal() and ":" not in name:
         rule = name
-        if int(wanted_port) != port:
+        if parse_number(wanted_port, 65535) != port:
             return False
     try:
         return parse_ip(host) in parse_prefix(rule)

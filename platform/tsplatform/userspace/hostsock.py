@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable
 from functools import lru_cache
@@ -199,8 +200,10 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         sock.bind((host or ("::" if is_dual else "0.0.0.0"), port))
         sock.listen(1024)
         sock.setblocking(False)
-    except OSError:
+    except (OSError, ValueError) as err:
         sock.close()
+        if isinstance(err, ValueError):
+            raise OSError(errno.EINVAL, f"{host!r} is not a host name") from None
         raise
     return sock
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from ipaddress import ip_network
 
-from tsd.base.addr import IPPrefix
+from tsd.base.addr import IPPrefix, parse_number
 from tsd.coord.policy import hujson
 from tsd.coord.policy.compile import allows
 from tsd.coord.policy.hujson import Element, PolicyError
@@ -271,8 +271,9 @@ class _Loader:
         text = self.string(at, "proto").lower()
         if text in PROTOCOLS:
             return PROTOCOLS[text]
-        if text.isdecimal() and int(text) < 256:
-            return (int(text),)
+        number = parse_number(text, 255)
+        if number is not None:
+            return (number,)
         raise self.fail(at, f"unknown protocol {text!r}")
 
     # Rules

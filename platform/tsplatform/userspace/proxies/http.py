@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from tsd.base.addr import parse_number
 from tsd.base.errors import DecodeError
 from tsd.hull import Stream
 from tsplatform.userspace.hostsock import HostStream, error_text
@@ -23,6 +24,8 @@ _READ_BYTES = 256 << 10
 _DIAL_TIMEOUT_S = 10.0
 _IDLE_S = 120.0
 _HOP_BY_HOP = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"proxy-authorization", b"host"))
+_MAX_LENGTH_DIGITS = 18
+_MAX_INTERIM_ANSWERS = 32
 _UNTIL_EOF = -1
 _CHUNKED = -2
 _IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
@@ -40,12 +43,12 @@ class Head:
     def __init__(self, raw: bytes) -> None:
         lines = raw.split(b"\r\n")
         self.line = lines[0].split(b" ", 2)
-        if len(self.line) < 2:
+        if len(self.line) < 2 or _has_controls(lines[0]):
             raise BadMessage("start line")
         self.fields: list[tuple[bytes, bytes]] = []
         for line in lines[1:]:
             name, colon, value = line.partition(b":")
-            if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line or b"\0" in line:
+            if not colon or not name or name != name.strip() or _has_controls(line):
                 raise BadMessage("header field")
             self.fields.append((name, value.strip(b" \t")))
 
@@ -66,9 +69,14 @@ class Head:
         if not lengths:
             return None
         value = lengths.pop()
-        if lengths or not value.isdigit():
+        if lengths or not value.isdigit() or len(value) > _MAX_LENGTH_DIGITS:
             raise BadMessage("content length")
         return int(value)
+
+
+def _has_controls(line: bytes) -> bool:
+    """Bytes that other readers of the same head may take for the end of a line or of the text."""
+    return b"\n" in line or b"\r" in line or b"\0" in line
 
 
 class Source:
@@ -223,11 +231,10 @@ class HttpSession:
         method, uri, version = head.line
         if not uri.lower().startswith(b"http://"):
             raise BadMessage("this is a proxy: send http:// URIs or CONNECT")
-        authority, slash, path = uri[7:].partition(b"/")
-        authority, question, query = authority.partition(b"?")
+        authority, path = split_uri(uri[7:])
         name = split_authority(authority, 80)
         framing = head.body_framing() or 0
-        request = _request_head(head, authority, b"/" + path if slash else b"/" + question + query)
+        request = _request_head(head, authority, path)
         is_reused = self._target is not None and self._target_name == name
         target = await self._open_target(name)
         response = await self._exchange(target, request, framing) if target is not None else b""
@@ -241,7 +248,11 @@ class HttpSession:
             await self._answer(502, "Bad Gateway", "the target closed the connection without an answer")
             return False
         is_client_open = version == b"HTTP/1.1" and b"close" not in _connection_tokens(head)
-        return await self._return_response(target, response, method, is_client_open)
+        try:
+            return await self._return_response(target, response, method, is_client_open)
+        except BadMessage as err:
+            await self._answer(502, "Bad Gateway", f"the target's answer is not HTTP: {err}")
+            return False
 
     async def _open_target(self, name: tuple[str, int]) -> Source | None:
         if self._target is not None and self._target_name != name:
@@ -260,7 +271,7 @@ class HttpSession:
             try:
                 await target.stream.write(request)
                 return await target.read_head()
-            except ConnectionError:
+            except (ConnectionError, BadMessage):
                 return b""
         body = self._server.spawn(self._send_body(target, request, framing))
         try:
@@ -272,7 +283,7 @@ class HttpSession:
             if raw and not body.done():
                 await asyncio.wait((body,), timeout=_IDLE_S)
             return raw
-        except ConnectionError:
+        except (ConnectionError, BadMessage):
             return b""
         finally:
             if not body.done():
@@ -288,6 +299,15 @@ class HttpSession:
     async def _return_response(self, target: Source, raw: bytes, method: bytes, is_client_open: bool) -> bool:
         response = Head(raw)
         status = response.line[1]
+        interim = 0
+        while status[:1] == b"1" and status != b"101":
+            interim += 1
+            if interim > _MAX_INTERIM_ANSWERS:
+                raise BadMessage("too many interim answers")
+            await self._client.write(raw + b"\r\n\r\n")
+            raw = await target.read_head()
+            response = Head(raw)
+            status = response.line[1]
         if status == b"101":
             await self._client.write(raw + b"\r\n\r\n" + target.buffer)
             if self._source.buffer:
@@ -295,9 +315,6 @@ class HttpSession:
             self._target = None
             await self._server.relay(self._client, target.stream)
             return False
-        if status[:1] == b"1":
-            await self._client.write(raw + b"\r\n\r\n")
-            return await self._return_response(target, await target.read_head(), method, is_client_open)
         framing = response.body_framing()
         if method == b"HEAD" or status in (b"204", b"304"):
             framing = 0
@@ -316,15 +333,24 @@ class HttpSession:
         return is_kept
 
 
+def split_uri(rest: bytes) -> tuple[bytes, bytes]:
+    """(authority, path with its query) of what follows the scheme; a fragment is not the target's business."""
+    rest = rest.partition(b"#")[0]
+    end = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
+    authority, path = rest[:end], rest[end:]
+    return authority, path if path[:1] == b"/" else b"/" + path
+
+
 def split_authority(authority: bytes, default_port: int) -> tuple[str, int]:
     """("name or address", port). Raises BadMessage."""
     text = authority.rpartition(b"@")[2].decode("ascii", "replace")
     host, colon, digits = text.rpartition(":")
     if not colon or (text.startswith("[") and text.endswith("]")):
         host, digits = text, str(default_port)
-    if not host or not digits.isdecimal() or not 0 < int(digits) < 65536:
+    port = parse_number(digits, 65535)
+    if not host or not port:
         raise BadMessage("host and port")
-    return host.strip("[]"), int(digits)
+    return host.strip("[]"), port
 
 
 def _connection_tokens(head: Head) -> set[bytes]:

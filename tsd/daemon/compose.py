@@ -11,7 +11,7 @@ import tsnative
 from tsd.base.addr import AddrPort
 from tsd.base.clock import SystemClock
 from tsd.base.entropy import system_entropy
-from tsd.base.errors import ConfigError, HullError
+from tsd.base.errors import ConfigError, HullError, StateError
 from tsd.base.keys import NodePrivate
 from tsd.base.version import LONG_VERSION
 from tsd.daemon.config import load_config
@@ -31,7 +31,7 @@ from tsd.transport.host import resolve_host
 from tsd.transport.netprobe import https_latency
 from tsd.transport.proxy_env import ProxySettings
 from tsplatform.links import LinkWatcher
-from tsplatform.state_file import FileStore
+from tsplatform.state_file import FileStore, MemoryStore
 from tsplatform.userspace.hull import build_userspace_hull
 from tsplatform.userspace.proxy import ProxyServer
 from tsplatform.userspace.tun import NetstackTun
@@ -80,7 +80,7 @@ class DaemonService:
             await self._api.adopt(self._state.listener.sock)
         else:
             await self._api.listen(settings.socket)
-        engine = self._engine = Engine(self._options())
+        engine = self._engine = self._build_engine()
         engine.on_state = self._on_state
         tun = engine.options.hull.tun
         origin = tun.proxy_origin if isinstance(tun, NetstackTun) else (lambda proto, host: None)
@@ -109,6 +109,17 @@ class DaemonService:
             store.on_trouble = lambda text: engine.health.set_if("state-store-write", bool(text), error=text)
             store.on_trouble(store.trouble)
             engine.spawn(_retry_writes(store))
+
+    def _build_engine(self) -> Engine:
+        """A store whose profiles cannot be read gives an engine that says so, and the file is left alone."""
+        options = self._options()
+        try:
+            return Engine(options)
+        except StateError as err:
+            log.error("%s", err)
+            options.store_error = str(err)
+            options.hull.store = MemoryStore(f"{options.hull.store.where} (not readable)")
+            return Engine(options)
 
     async def wait(self) -> None:
         await self._ended.wait()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
-from tsd.base.errors import TsdError
+from tsd.base.errors import ConfigError, TsdError
 from tsd.base.keys import LockPrivate, MachinePrivate, NodePrivate
 from tsd.base.log import fields
 from tsd.engine.bus import NotifyBus
@@ -124,8 +124,15 @@ class Account:
     # --- what users ask for
 
     def begin(self) -> None:
-        """At daemon start: go on where the stored profile left off."""
-        self._reopen()
+        """At daemon start: go on where the stored profile left off. Raises `StateError` for a broken machine key.
+
+        A stored login server that cannot be used is no reason not to start: how else should it be changed?
+        """
+        try:
+            self._reopen()
+        except ConfigError as err:
+            log.error(fields("not logging in", reason=err))
+            self._health.set("login-state", error=err)
         self.update_state()
 
     def configure(self, masked: Any, auth_key: str) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tsd.base.errors import ConfigError
 from tsd.engine import gojson
 from tsd.engine.prefs import FIELDS, Prefs, PrefsError
+from tsd.transport.login_url import parse_login_server
 
 # Fields that MaskedPrefs can set; `Config` (the identity) is not the user's to edit.
 _EDITABLE = tuple(name for name in FIELDS if name != "Config")
@@ -109,6 +111,10 @@ class EditContext:
 def check(prefs: Prefs, context: EditContext) -> None:
     """Raises `PrefsError` with one line for each thing that cannot be."""
     wrong: list[str] = []
+    try:
+        parse_login_server(prefs.control_url_or_default)
+    except ConfigError as err:
+        wrong.append(str(err))
     if prefs.run_ssh and context.ssh_refusal:
         wrong.append(context.ssh_refusal)
     if prefs.advertises_exit_node and prefs.wants_exit_node:

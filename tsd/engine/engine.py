@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.base.addr import AddrPort, IPAddress, parse_ip, parse_number
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
-from tsd.base.errors import DecodeError, TsdError
+from tsd.base.errors import DecodeError, StateError, TsdError
 from tsd.base.keys import DiscoPrivate, DiscoPublic, MachinePrivate, NodePrivate
 from tsd.dataplane.pump import Core
 from tsd.engine import hostinfo
@@ -128,10 +128,18 @@ class Engine:
     async def start(self) -> None:
         """Returns when LocalAPI requests can be answered; logging in goes on in the background."""
         if self.options.store_error:
-            self.account.is_store_healthy = False
-            self.health.set("state-store-health", error=self.options.store_error)
+            self._refuse_store(self.options.store_error)
         self.reach.open()
-        self.account.begin()
+        try:
+            self.account.begin()
+        except StateError as err:
+            self._refuse_store(str(err))
+            self.account.update_state()
+
+    def _refuse_store(self, reason: str) -> None:
+        """Up, so that the reason can be read, but without an identity."""
+        self.account.is_store_healthy = False
+        self.health.set("state-store-health", error=reason)
 
     async def close(self) -> None:
         """Stop everything; an ephemeral node logs out first."""
@@ -385,7 +393,7 @@ class Engine:
     def _stored_tai64n(self) -> int:
         """When the clock went back, stamps that were given out after the last write must be jumped over too."""
         raw = self._hull.store.get(TAI64N_KEY)
-        stored_ns = int(raw) if raw and raw.isdigit() else 0
+        stored_ns = parse_number((raw or b"").decode("latin-1"), (1 << 63) - 1) or 0
         return stored_ns if self._clock.wall_ns() >= stored_ns else stored_ns + TAI64N_STRIDE_NS
 
     def _store_tai64n(self) -> None:

@@ -316,7 +316,11 @@ class Profiles:
             self._known[profile_id] = profile if profile.id == profile_id else replace(profile, id=profile_id)
 
     def _load_current(self) -> None:
-        key = (self._store.get(CURRENT_PROFILE_KEY) or b"").decode("utf-8", "replace")
+        pointer = self._store.get(CURRENT_PROFILE_KEY)
+        key = (pointer or b"").decode("utf-8", "replace")
+        if pointer is None and len(self._known) == 1:
+            # A store that was put together by hand or copied in part: there is no doubt which one is meant.
+            key = next(iter(self._known.values())).key
         for profile in self._known.values():
             if profile.key == key:
                 self.current, self.prefs = profile, self._read_prefs(key)

@@ -11,12 +11,6 @@ import asyncio
 import logging
 from typing import Any
 
-import dns.exception
-import dns.flags
-import dns.message
-import dns.rcode
-import dns.rdatatype
-
 from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError
 from tsd.base.log import fields
@@ -30,6 +24,9 @@ TIMEOUT_S = 10.0
 RACE_DELAY_S = 0.2
 MAX_CONCURRENT = 256
 _OWN = frozenset({QUAD_100, QUAD_100_V6})
+
+
+_SERVFAIL, _REFUSED = 2, 5
 
 
 class Resolver:
@@ -72,19 +69,19 @@ class Resolver:
 
     async def query(self, wire: bytes, over_tcp: bool = False) -> bytes:
         """The reply to a query in wire form; SERVFAIL when nobody answers."""
-        own = self._zone.answer(wire, max_bytes=65535 if over_tcp else None)
+        from tsd.dns import wire as codec  # here, because dnspython takes longer to import than the whole engine
+
+        own = codec.answer(self._zone, wire, max_bytes=65535 if over_tcp else None)
         if own is not None:
             return own
-        try:
-            question = dns.message.from_wire(wire, ignore_trailing=True)
-        except (dns.exception.DNSException, ValueError):
+        name = codec.name_in(wire)
+        if name is None:
             return wire[:2] + b"\x81\x01" + bytes(8)
-        name = question.question[0].name.to_text() if question.question else "."
         if self._slots.locked():
-            return _failure(question)
+            return codec.failure(wire)
         async with self._slots:
             reply = await self._race(wire, self.upstreams_for(name), over_tcp)
-        return reply if reply is not None else _failure(question)
+        return reply if reply is not None else codec.failure(wire)
 
     def resolvers_json(self, name: str) -> list[dict[str, Any]]:
         """Who would be asked for a name, as `dns query` shows it."""
@@ -99,9 +96,15 @@ class Resolver:
             return found
         if self._zone.owns(name):
             raise OSError(f"no such name: {name}")
+        from tsd.dns import wire as codec
+
         for rdtype in ("A", "AAAA"):
-            reply = await self.query(dns.message.make_query(name, rdtype).to_wire(), over_tcp=True)
-            found += [ip for ip in _addresses_in(reply) if ip not in found]
+            try:
+                question = codec.question(name, rdtype)
+            except DecodeError as err:
+                raise OSError(str(err)) from None
+            reply = await self.query(question, over_tcp=True)
+            found += [ip for ip in codec.addresses_in(reply) if ip not in found]
         if not found:
             raise OSError(f"no address for {name}")
         return found
@@ -120,7 +123,7 @@ class Resolver:
                 except (OSError, TimeoutError) as err:
                     log.debug(fields("upstream failed", reason=err))
                     continue
-                if reply[3] & 15 in (dns.rcode.SERVFAIL, dns.rcode.REFUSED):
+                if reply[3] & 15 in (_SERVFAIL, _REFUSED):
                     worst = reply
                 else:
                     return reply
@@ -202,19 +205,3 @@ async def _ask_host_udp(target: AddrPort, wire: bytes) -> bytes:
         return await protocol.reply
     finally:
         transport.close()
-
-
-def _failure(question: dns.message.Message) -> bytes:
-    reply = dns.message.make_response(question)
-    reply.flags |= dns.flags.AA
-    reply.set_rcode(dns.rcode.SERVFAIL)
-    return reply.to_wire()
-
-
-def _addresses_in(reply: bytes) -> list[IPAddress]:
-    try:
-        message = dns.message.from_wire(reply, ignore_trailing=True)
-    except (dns.exception.DNSException, ValueError):
-        return []
-    wanted = (dns.rdatatype.A, dns.rdatatype.AAAA)
-    return [parse_ip(rdata.address) for rrset in message.answer if rrset.rdtype in wanted for rdata in rrset]

@@ -9,10 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Callable
 
-import dns.exception
-import dns.message
-import dns.rdatatype
-
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError, TsdError
 from tsd.base.keys import NodePublic
@@ -325,11 +321,13 @@ class EngineBackend(OptionalBackend):
         return {"Nameservers": resolvers, "SearchDomains": [], "MatchDomains": []}
 
     async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json]]:
+        from tsd.dns import wire  # slow to import, and most runs never ask
+
         try:
-            query = dns.message.make_query(name, dns.rdatatype.from_text(qtype), id=0)
-        except (dns.exception.DNSException, ValueError) as err:
-            raise ApiError(400, f"cannot ask for {name!r}: {err}") from None
-        reply = await self._engine.resolver.query(query.to_wire(), over_tcp=True)
+            query = wire.question(name, qtype, query_id=0)
+        except DecodeError as err:
+            raise ApiError(400, err.reason) from None
+        reply = await self._engine.resolver.query(query, over_tcp=True)
         return reply, self._engine.resolver.resolvers_json(name)
 
     def cert_domains(self) -> list[str] | None:

@@ -1,0 +1,188 @@
+"""DNS messages in wire form: answers from our own zone, questions, and what is in a reply.
+
+Wire format by dnspython (RFC 1035, EDNS RFC 6891); rules of the answers: tailscale: net/dns/resolver/tsdns.go. Import
+it with the first query: dnspython costs more time than all other rooms of the engine need to start.
+"""
+
+from __future__ import annotations
+
+import dns.exception
+import dns.flags
+import dns.message
+import dns.name
+import dns.opcode
+import dns.rcode
+import dns.rdata
+import dns.rdataclass
+import dns.rdatatype
+import dns.reversename
+import dns.rrset
+from dns.rdtypes.ANY.PTR import PTR
+from dns.rdtypes.ANY.SOA import SOA
+
+from tsd.base.addr import IPAddress, is_tailnet_ip, parse_ip
+from tsd.base.errors import DecodeError
+from tsd.dns.zone import Zone
+
+TTL_S = 5
+SOA_TTL_S = 10
+MAX_UDP_BYTES = 4095
+_NOT_IMPLEMENTED_TYPES = frozenset({dns.rdatatype.NS, dns.rdatatype.SOA, dns.rdatatype.AXFR, dns.rdatatype.HINFO})
+
+
+def answer(zone: Zone, wire: bytes, serial: int = 1, max_bytes: int | None = None) -> bytes | None:
+    """The reply to one query, or None when it must be forwarded. Unparsable bytes give FORMERR or None.
+
+    `max_bytes` None means UDP rules (512 or the client's EDNS size); give 65535 for TCP.
+    """
+    try:
+        query = dns.message.from_wire(wire, ignore_trailing=True)
+    except (dns.exception.DNSException, ValueError):
+        return _format_error(wire)
+    if query.flags & dns.flags.QR:
+        return None
+    if query.opcode() != dns.opcode.QUERY or len(query.question) != 1:
+        return _finish(_reply(query, dns.rcode.NOTIMP), query, max_bytes)
+    question = query.question[0]
+    if question.rdclass != dns.rdataclass.IN:
+        return None
+    reply = _resolve(zone, query, question.name, question.rdtype, serial)
+    return None if reply is None else _finish(reply, query, max_bytes)
+
+
+def _resolve(
+    zone: Zone, query: dns.message.Message, name: dns.name.Name, rdtype: dns.rdatatype.RdataType, serial: int
+) -> dns.message.Message | None:
+    plain = name.to_text(omit_final_dot=True).lower()
+    if rdtype == dns.rdatatype.PTR and name.is_subdomain(dns.reversename.ipv4_reverse_domain):
+        return _resolve_reverse(zone, query, name, serial)
+    if rdtype == dns.rdatatype.PTR and name.is_subdomain(dns.reversename.ipv6_reverse_domain):
+        return _resolve_reverse(zone, query, name, serial)
+    ips = zone.addresses(plain)
+    if ips is None:
+        return _negative(zone, query, name, dns.rcode.NXDOMAIN, serial) if zone.owns(plain) else None
+    if rdtype in _NOT_IMPLEMENTED_TYPES:
+        return _reply(query, dns.rcode.NOTIMP)
+    chosen = _choose(ips, rdtype)
+    if chosen is None:
+        return _negative(zone, query, name, dns.rcode.NOERROR, serial)
+    reply = _reply(query, dns.rcode.NOERROR)
+    kind = "A" if chosen.version == 4 else "AAAA"
+    reply.answer.append(dns.rrset.from_text(name, TTL_S, "IN", kind, str(chosen)))
+    return reply
+
+
+def _resolve_reverse(
+    zone: Zone, query: dns.message.Message, name: dns.name.Name, serial: int
+) -> dns.message.Message | None:
+    try:
+        ip = parse_ip(dns.reversename.to_address(name))
+    except (dns.exception.DNSException, DecodeError):
+        return None
+    host = _domain(zone.reverse(ip) or "")
+    if host is None:
+        ours = is_tailnet_ip(ip) and zone.claims_reverse
+        return _negative(zone, query, name, dns.rcode.NXDOMAIN, serial) if ours else None
+    reply = _reply(query, dns.rcode.NOERROR)
+    pointer = PTR(dns.rdataclass.IN, dns.rdatatype.PTR, host)  # type: ignore[no-untyped-call]
+    reply.answer.append(dns.rrset.from_rdata(name, TTL_S, pointer))
+    return reply
+
+
+def _negative(
+    zone: Zone, query: dns.message.Message, name: dns.name.Name, rcode: dns.rcode.Rcode, serial: int
+) -> dns.message.Message:
+    reply = _reply(query, rcode)
+    apex = _zone_of(zone, name)
+    timers = (serial & 0xFFFFFFFF, SOA_TTL_S, SOA_TTL_S, SOA_TTL_S, SOA_TTL_S)
+    authority = SOA(dns.rdataclass.IN, dns.rdatatype.SOA, apex, apex, *timers)  # type: ignore[no-untyped-call]
+    reply.authority.append(dns.rrset.from_rdata(apex, SOA_TTL_S, authority))
+    return reply
+
+
+def _zone_of(zone: Zone, name: dns.name.Name) -> dns.name.Name:
+    """The zone of ours that holds `name`, cut out of the name itself; the name when there is none."""
+    plain = name.to_text(omit_final_dot=True).lower()
+    fitting = zone.suffixes_of(plain)
+    if not fitting:
+        return name
+    labels = max(suffix.count(".") for suffix in fitting) + 2
+    return name.split(labels)[1] if labels < len(name) else name
+
+
+def _domain(host: str) -> dns.name.Name | None:
+    """None for no name, or for one that cannot be written in DNS (control may call a node anything)."""
+    try:
+        return dns.name.from_text(host + ".") if host else None
+    except (dns.exception.DNSException, ValueError):
+        return None
+
+
+def _choose(ips: tuple[IPAddress, ...], rdtype: dns.rdatatype.RdataType) -> IPAddress | None:
+    """One address per query, as upstream does."""
+    if rdtype == dns.rdatatype.A:
+        return next((ip for ip in ips if ip.version == 4), None)
+    if rdtype == dns.rdatatype.AAAA:
+        return next((ip for ip in ips if ip.version == 6), None)
+    return ips[0] if rdtype == dns.rdatatype.ANY and ips else None
+
+
+def _reply(query: dns.message.Message, rcode: dns.rcode.Rcode) -> dns.message.Message:
+    reply = dns.message.make_response(query, recursion_available=bool(query.flags & dns.flags.RD))
+    reply.flags |= dns.flags.AA
+    reply.set_rcode(rcode)
+    return reply
+
+
+def _finish(reply: dns.message.Message, query: dns.message.Message, max_bytes: int | None) -> bytes:
+    if max_bytes is None:
+        max_bytes = min(max(query.payload, 512), MAX_UDP_BYTES) if query.edns >= 0 else 512
+    try:
+        return reply.to_wire(max_size=max_bytes)
+    except dns.exception.TooBig:
+        reply.answer.clear()
+        reply.authority.clear()
+        reply.flags |= dns.flags.TC
+        return reply.to_wire(max_size=max(max_bytes, 512))
+
+
+def _format_error(wire: bytes) -> bytes | None:
+    """FORMERR with the query's id, or silence when there is no header to answer to (or it is a reply)."""
+    if len(wire) < 12 or wire[2] & 0x80:
+        return None
+    return wire[:2] + bytes([0x80 | (wire[2] & 0x79), dns.rcode.FORMERR]) + bytes(8)
+
+
+def question(name: str, rdtype: str, query_id: int | None = None) -> bytes:
+    """A query. Raises `DecodeError` for a name or type that cannot be written."""
+    try:
+        return dns.message.make_query(name, dns.rdatatype.from_text(rdtype), id=query_id).to_wire()
+    except (dns.exception.DNSException, ValueError, UnicodeError) as err:
+        raise DecodeError("dns", f"cannot ask for {name!r} {rdtype}: {err}") from None
+
+
+def name_in(wire: bytes) -> str | None:
+    """The name that a query asks for, "." when it asks for none; None for garbage."""
+    try:
+        message = dns.message.from_wire(wire, ignore_trailing=True)
+    except (dns.exception.DNSException, ValueError):
+        return None
+    return message.question[0].name.to_text() if message.question else "."
+
+
+def failure(wire: bytes) -> bytes:
+    """SERVFAIL for a query that parses."""
+    reply = dns.message.make_response(dns.message.from_wire(wire, ignore_trailing=True))
+    reply.flags |= dns.flags.AA
+    reply.set_rcode(dns.rcode.SERVFAIL)
+    return reply.to_wire()
+
+
+def addresses_in(reply: bytes) -> list[IPAddress]:
+    """A and AAAA records of a reply; empty for garbage."""
+    try:
+        message = dns.message.from_wire(reply, ignore_trailing=True)
+    except (dns.exception.DNSException, ValueError):
+        return []
+    wanted = (dns.rdatatype.A, dns.rdatatype.AAAA)
+    return [parse_ip(rdata.address) for rrset in message.answer if rrset.rdtype in wanted for rdata in rrset]

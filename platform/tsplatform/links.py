@@ -131,7 +131,7 @@ def read_state(own: str = "") -> LinkState:
     except OSError as err:
         log.info("interfaces cannot be read by netlink: %s", err.strerror)
         return _read_portable()
-    default_v4, default_v6 = default_interface_v4(), default_interface_v6()
+    default_v4, default_v6 = default_interface_v4(own=own), default_interface_v6(own=own)
     addresses = {name: tuple(prefixes) for name, prefixes in sorted(found.items())}
     return LinkState(addresses, default_v4, default_v6, bool(default_v4 or default_v6 or _has_global(addresses)))
 
@@ -145,26 +145,26 @@ def _has_global(addresses: dict[str, tuple[IPPrefix, ...]]) -> bool:
     return any(not (ip.is_loopback or ip.is_link_local) for ip in hosts)
 
 
-def default_interface_v4(path: Path = _PROC / "route") -> str:
+def default_interface_v4(path: Path = _PROC / "route", own: str = "") -> str:
     """Interface of the IPv4 default route with the lowest metric; "" without one."""
     best: tuple[int, str] | None = None
     for line in _lines(path)[1:]:
         columns = line.split()
         if len(columns) < 8 or columns[1] != _NO_GATEWAY_MASK or columns[7] != _NO_GATEWAY_MASK:
             continue
-        if int(columns[3], 16) & 0x1 and not _is_own(columns[0], ""):
+        if int(columns[3], 16) & 0x1 and not _is_own(columns[0], own):
             best = min(best or (1 << 32, ""), (int(columns[6]), columns[0]))
     return best[1] if best else ""
 
 
-def default_interface_v6(path: Path = _PROC / "ipv6_route") -> str:
+def default_interface_v6(path: Path = _PROC / "ipv6_route", own: str = "") -> str:
     """As `default_interface_v4`; the kernel's own unreachable routes on `lo` do not count."""
     best: tuple[int, str] | None = None
     for line in _lines(path):
         columns = line.split()
         if len(columns) < 10 or columns[0] != "0" * 32 or columns[1] != "00":
             continue
-        if columns[9] != "lo" and not _is_own(columns[9], ""):
+        if columns[9] != "lo" and not _is_own(columns[9], own):
             best = min(best or (1 << 32, ""), (int(columns[5], 16), columns[9]))
     return best[1] if best else ""
 

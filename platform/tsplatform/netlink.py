@@ -40,12 +40,12 @@ class Address(NamedTuple):
     is_usable: bool
 
 
-def open_changes() -> socket.socket:
+def open_changes(groups: int = CHANGE_GROUPS) -> socket.socket:
     """A non-blocking socket that becomes readable when something changed. Raises OSError."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     try:
         sock.setblocking(False)
-        sock.bind((0, CHANGE_GROUPS))
+        sock.bind((0, groups))
     except OSError:
         sock.close()
         raise
@@ -109,7 +109,7 @@ def messages(raw: bytes) -> Iterator[tuple[int, memoryview]]:
         offset += (length + 3) & ~3
 
 
-def _attributes(body: memoryview, offset: int) -> dict[int, memoryview]:
+def attributes(body: memoryview, offset: int) -> dict[int, memoryview]:
     out: dict[int, memoryview] = {}
     while offset + 4 <= len(body):
         length, kind = struct.unpack_from("=HH", body, offset)
@@ -125,7 +125,7 @@ def parse_link(body: memoryview) -> Interface | None:
     if len(body) < 16:
         return None
     index, flags = struct.unpack_from("=iI", body, 4)
-    name = _attributes(body, 16).get(IFLA_IFNAME, memoryview(b""))
+    name = attributes(body, 16).get(IFLA_IFNAME, memoryview(b""))
     return Interface(index, bytes(name).rstrip(b"\0").decode("utf-8", "replace"), flags)
 
 
@@ -134,11 +134,11 @@ def parse_address(body: memoryview) -> Address | None:
     if len(body) < 8:
         return None
     _family, prefix_length, flags, _scope, index = struct.unpack_from("=BBBBI", body)
-    attributes = _attributes(body, 8)
-    raw = attributes.get(IFA_LOCAL, attributes.get(IFA_ADDRESS))
+    found = attributes(body, 8)
+    raw = found.get(IFA_LOCAL, found.get(IFA_ADDRESS))
     if raw is None or len(raw) not in (4, 16):
         return None
-    if len(attributes.get(IFA_FLAGS, b"")) >= 4:
-        flags = struct.unpack("=I", attributes[IFA_FLAGS][:4])[0]
+    if len(found.get(IFA_FLAGS, b"")) >= 4:
+        flags = struct.unpack("=I", found[IFA_FLAGS][:4])[0]
     is_usable = not flags & (IFA_F_DADFAILED | IFA_F_TENTATIVE | IFA_F_DEPRECATED)
     return Address(index, ip_address(bytes(raw)), prefix_length, is_usable)

@@ -176,6 +176,21 @@ class TsdNode(Node):
         return [*super().flags(), "--verbose=1"]
 
 
+class TunTsdNode(TsdNode):
+    is_userspace = False
+    device = "tsd0"
+
+    def flags(self) -> list[str]:
+        return [*super().flags(), f"--tun={self.device}"]
+
+    def cleanup(self) -> str:
+        """`tsd --cleanup` as ExecStopPost runs it; what it said."""
+        words = [*self.daemon_words(), "--cleanup", f"--socket={self.socket}", f"--statedir={self.folder}"]
+        line = ["ip", "netns", "exec", self.namespace, *words]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, env=self._env())
+        return done.stderr
+
+
 class TailscaledNode(Node):
     daemon = "tailscaled"
 

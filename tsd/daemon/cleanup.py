@@ -1,7 +1,7 @@
 """`--cleanup`: undo what a daemon that was killed may have left on this machine, and exit 0.
 
 Idempotent, quick, and without a running daemon's consent: while one runs nothing is touched. In userspace mode there
-is only a stale socket to remove.
+is only a stale socket to remove; a daemon with a network device leaves rules, routes and a firewall table.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import contextlib
 import logging
 import os
 import stat
+import sys
+from pathlib import Path
 
 from tsd.base.errors import StateError
 from tsd.daemon.flags import Settings
@@ -20,12 +22,23 @@ log = logging.getLogger(__name__)
 
 def cleanup(settings: Settings) -> int:
     """The exit code; always 0, because ExecStopPost must not turn a clean stop into a failure."""
+    if not Path(settings.socket).parent.is_dir():
+        _undo(settings)
+        return 0
     try:
         with FileLock(settings.socket, "socket"):
             _remove_stale_socket(settings.socket)
+            _undo(settings)
     except StateError as err:
         log.info("nothing cleaned up: %s", err)
     return 0
+
+
+def _undo(settings: Settings) -> None:
+    if sys.platform.startswith("linux"):
+        from tsplatform.linux.hull import undo_leftovers
+
+        undo_leftovers(settings.undo_folder)
 
 
 def _remove_stale_socket(path: str) -> None:

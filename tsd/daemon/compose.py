@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable
+from functools import partial
 
 import tsnative
 from tsd.base.addr import AddrPort
 from tsd.base.clock import SystemClock
 from tsd.base.entropy import system_entropy
-from tsd.base.errors import ConfigError, HullError, StateError
+from tsd.base.errors import HullError, StateError
 from tsd.base.keys import NodePrivate
 from tsd.base.version import LONG_VERSION
 from tsd.daemon.config import load_config
-from tsd.daemon.flags import USERSPACE_TUN, Settings
+from tsd.daemon.flags import Settings
 from tsd.daemon.logsetup import LogTap, announce_http_proxy, announce_socks5
 from tsd.daemon.statefiles import OpenedState
 from tsd.engine.engine import Engine, EngineOptions
@@ -30,7 +32,9 @@ from tsd.transport.dial import HostDial
 from tsd.transport.host import resolve_host
 from tsd.transport.netprobe import https_latency
 from tsd.transport.proxy_env import ProxySettings
+from tsplatform.choose import choose_hull
 from tsplatform.links import LinkWatcher
+from tsplatform.linux.hull import LinuxHull, build_linux_hull, undo_leftovers
 from tsplatform.state_file import FileStore, MemoryStore
 from tsplatform.userspace.hull import build_userspace_hull
 from tsplatform.userspace.proxy import ProxyServer
@@ -94,6 +98,7 @@ class DaemonService:
         self._watch_state(engine)
         self._apply_config(engine)
         await engine.start()
+        await _start_hull(engine)
         self._start_proxies(engine)
         self._api.set_backend(backend)
         log.info("data path: %s", tsnative.describe())
@@ -176,13 +181,23 @@ class DaemonService:
 
     def _hull(self) -> Hull:
         settings = self._settings
-        links = LinkWatcher(assume_up=settings.knob_on("TS_ASSUME_NETWORK_UP_FOR_TEST"))
-        failures: list[str] = []
-        for wanted in settings.tun.split(","):
-            if wanted == USERSPACE_TUN:
-                return build_userspace_hull(self._state.store, links=links)
-            failures.append(f"--tun={wanted}: kernel TUN devices come with a later version; use --tun={USERSPACE_TUN}")
-        raise ConfigError("; ".join(failures))
+        is_up = settings.knob_on("TS_ASSUME_NETWORK_UP_FOR_TEST")
+
+        def kernel(device: str) -> Hull:
+            if not sys.platform.startswith("linux"):
+                raise HullError(f"create {device}", "network devices are made on Linux only")
+            return build_linux_hull(
+                device,
+                self._state.store,
+                settings.undo_folder,
+                links=LinkWatcher(device, assume_up=is_up),
+                offload=settings.knob_on("TSD_TUN_OFFLOAD", default=True),
+            )
+
+        if sys.platform.startswith("linux"):
+            undo_leftovers(settings.undo_folder)
+        userspace = partial(build_userspace_hull, self._state.store, links=LinkWatcher(assume_up=is_up))
+        return choose_hull(settings.tun, kernel, userspace)
 
     def _apply_config(self, engine: Engine) -> None:
         config = self._settings.config
@@ -218,6 +233,14 @@ class DaemonService:
         if self.on_status is None or engine is None:
             return
         self.on_status(_status_line(engine, state))
+
+
+async def _start_hull(engine: Engine) -> None:
+    hull = engine.options.hull
+    if isinstance(hull, LinuxHull):
+        await hull.start(
+            engine.resolver.query, lambda text: engine.health.set_if("router-failed", bool(text), error=text)
+        )
 
 
 async def _retry_writes(store: FileStore) -> None:

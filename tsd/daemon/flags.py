@@ -58,6 +58,11 @@ class Settings:
     def wants_userspace(self) -> bool:
         return self.tun == USERSPACE_TUN
 
+    @property
+    def undo_folder(self) -> Path:
+        """Where the hull keeps what must be undone after a crash."""
+        return self.state_dir if self.state_dir is not None else Path(self.socket or ".").absolute().parent
+
     def knob(self, name: str) -> str:
         """A TS_* or TSD_* variable; "" when it is not set."""
         return self.env.get(name, "")
@@ -214,7 +219,8 @@ def _parent_death_fd(text: str) -> int:
 
 
 def _default_tun(names: naming.Names, is_root: Callable[[], bool] = lambda: os.geteuid() == 0) -> str:
-    return names.tun if is_root() else USERSPACE_TUN
+    """Root gets a device where one can be made (not in every container)."""
+    return f"{names.tun},{USERSPACE_TUN}" if is_root() else USERSPACE_TUN
 
 
 def _state_paths(given: Mapping[str, str], env: Mapping[str, str], names: naming.Names) -> tuple[str, Path | None]:

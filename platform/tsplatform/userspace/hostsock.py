@@ -99,12 +99,17 @@ async def dial_host(remote: AddrPort, timeout_s: float = 5.0, protect: Protect |
 class HostDatagrams:
     """hull.DatagramPort on the host's UDP."""
 
-    def __init__(self, family: int = 4, protect: Protect | None = None) -> None:
+    def __init__(self, family: int = 4, protect: Protect | None = None, *, bind_to: AddrPort | None = None) -> None:
         self._sock = socket.socket(socket.AF_INET if family == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
         self._sock.setblocking(False)
         if protect is not None:
             protect(self._sock)
-        self._sock.bind(("0.0.0.0" if family == 4 else "::", 0))
+        anywhere = "0.0.0.0" if family == 4 else "::"
+        try:
+            self._sock.bind((str(bind_to.ip), bind_to.port) if bind_to is not None else (anywhere, 0))
+        except OSError:
+            self._sock.close()
+            raise
         self.local = address_of(self._sock.getsockname())
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None

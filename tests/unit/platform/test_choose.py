@@ -1,32 +1,41 @@
 """Which hull is chosen."""
 
-from pathlib import Path
+from typing import cast
 
 import pytest
 
-from tsplatform import choose
+from tsd.base.errors import HullError
+from tsd.hull import Hull
 from tsplatform.choose import choose_hull
+
+KERNEL, USERSPACE = cast("Hull", "kernel"), cast("Hull", "userspace")
+
+
+def _refuse(device: str) -> Hull:
+    raise HullError(f"create {device}: open /dev/net/tun", "No such file or directory", "modprobe tun")
 
 
 def test_userspace_is_taken_as_asked() -> None:
-    assert choose_hull("userspace-networking").kind == "userspace"
+    assert choose_hull("userspace-networking", _refuse, lambda: USERSPACE) is USERSPACE
 
 
-def test_k10_without_a_device_it_falls_to_userspace_with_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    choice = choose_hull("tsd0", has_kernel_hull=True, tun_node=str(tmp_path / "tun"))
-    assert choice.kind == "userspace"
-    assert "does not exist" in choice.reason
-    assert len(caplog.records) == 1
-    assert choose_hull("tsd0").reason == "tsd0: this version makes no network devices"
+def test_k10_without_a_device_it_falls_to_userspace_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_hull("tsd0,userspace-networking", _refuse, lambda: USERSPACE) is USERSPACE
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "/dev/net/tun" in caplog.text and "modprobe tun" in caplog.text
 
 
-def test_the_list_is_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = tmp_path / "tun"
-    node.touch()
-    monkeypatch.setattr(choose, "_has_net_admin", lambda: True)
-    assert choose_hull("tsd0,userspace-networking", True, str(node)).device == "tsd0"
-    monkeypatch.setattr(choose, "_has_net_admin", lambda: False)
-    choice = choose_hull("tap:x, tsd0,userspace-networking", True, str(node))
-    assert (choice.kind, choice.reason.count(";")) == ("userspace", 1)
+def test_the_list_is_tried_in_order() -> None:
+    tried: list[str] = []
+
+    def kernel(device: str) -> Hull:
+        tried.append(device)
+        return KERNEL if device == "b" else _refuse(device)
+
+    assert choose_hull("tap:x, a,b,userspace-networking", kernel, lambda: USERSPACE) is KERNEL
+    assert tried == ["a", "b"]
+
+
+def test_nothing_is_chosen_that_was_not_asked_for() -> None:
+    with pytest.raises(HullError, match=r"--tun=tsd0: create tsd0: .*modprobe tun.*userspace-networking"):
+        choose_hull("tsd0", _refuse, lambda: USERSPACE)

@@ -1,0 +1,89 @@
+"""What we call our things on a Linux host: interface, routing table, rule priorities, packet marks, nft table.
+
+Own names everywhere, so that a real tailscaled (table 52, priorities 52xx, marks under 0xff0000 with other values) and
+a second tsd can run beside us. Every running daemon of a network namespace holds one slot, by an abstract Unix socket
+that the kernel releases with the process; the slot number moves table, priorities and nft table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from dataclasses import dataclass
+
+from tsd.base.errors import HullError
+
+MARK_MASK = 0x300000
+SUBNET_MARK = 0x100000
+"""On packets that came out of the tunnel and are forwarded: they may be masqueraded."""
+BYPASS_MARK = 0x200000
+"""On our own sockets: they never enter the tunnel."""
+
+SLOTS = 8
+_TABLE, _PRIORITY, _PRIORITY_STEP = 53, 5300, 100
+
+
+@dataclass(frozen=True, slots=True)
+class HostNames:
+    """The names of one slot; `device` is the interface."""
+
+    device: str
+    slot: int = 0
+
+    @property
+    def table(self) -> int:
+        return _TABLE + self.slot
+
+    @property
+    def priority(self) -> int:
+        """Rules of this slot lie in [priority, priority + 100)."""
+        return _PRIORITY + _PRIORITY_STEP * self.slot
+
+    @property
+    def nft_table(self) -> str:
+        return "tsd" if self.slot == 0 else f"tsd{self.slot}"
+
+
+class SlotClaim:
+    """One slot of this network namespace, held until `close` or the end of the process."""
+
+    def __init__(self, names: HostNames, sock: socket.socket) -> None:
+        self.names = names
+        self._sock = sock
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def claim_slot(device: str) -> SlotClaim:
+    """The slot that the device's number asks for, or the next free one. Raises `HullError` when all are taken."""
+    digits = device[len(device.rstrip("0123456789")) :]
+    wanted = int(digits) % SLOTS if digits else 0
+    for step in range(SLOTS):
+        claim = try_slot((wanted + step) % SLOTS, device)
+        if claim is not None:
+            return claim
+    raise HullError(f"set up {device}", f"{SLOTS} daemons run in this network namespace already", "stop one of them")
+
+
+def try_slot(slot: int, device: str = "") -> SlotClaim | None:
+    """That slot, unless a running daemon holds it. Raises `HullError`."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        sock.bind(f"\0tsd.slot.{slot}")
+    except OSError as err:
+        sock.close()
+        if err.errno == errno.EADDRINUSE:
+            return None
+        raise HullError("claim host names", os.strerror(err.errno or 0), errno=err.errno or 0) from None
+    return SlotClaim(HostNames(device, slot), sock)
+
+
+def can_mark() -> bool:
+    """Whether SO_MARK is allowed here (CAP_NET_ADMIN in the namespace's owner)."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, BYPASS_MARK)
+        return True
+    return False

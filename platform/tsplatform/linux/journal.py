@@ -1,0 +1,94 @@
+"""The undo journal: what we are about to change on the host, written before it is changed.
+
+A crash leaves it behind; the next start and `--cleanup` read it and put things back. Kernel objects die with the boot
+and belong to one network namespace, so such entries count only there. One small JSON file, replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "undo.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One change. `kind` "slot": rules, routes and firewall table of `slot`."""
+
+    kind: str
+    slot: int = 0
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where kernel objects live."""
+
+    boot: str
+    network: str
+
+    @classmethod
+    def current(cls) -> Scope:
+        boot = network = ""
+        with contextlib.suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        with contextlib.suppress(OSError):
+            network = os.readlink("/proc/self/ns/net")
+        return cls(boot, network)
+
+
+class UndoJournal:
+    """Never raises: a folder that cannot be written costs only the undoing after a crash."""
+
+    def __init__(self, folder: Path, scope: Scope | None = None) -> None:
+        self.path = folder / FILE_NAME
+        self._scope = scope or Scope.current()
+        self._entries = self._read()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What may have to be undone here."""
+        return tuple(self._entries)
+
+    def note(self, entry: Entry) -> None:
+        """Before the change. Costs nothing when it is there already."""
+        if entry not in self._entries:
+            self._entries.append(entry)
+            self._write()
+
+    def forget(self, entry: Entry) -> None:
+        """After it was undone."""
+        if entry in self._entries:
+            self._entries.remove(entry)
+            self._write()
+
+    def _read(self) -> list[Entry]:
+        try:
+            found = json.loads(self.path.read_text("utf-8"))
+            if found["scope"] != asdict(self._scope):
+                return []
+            return [Entry(str(e["kind"]), int(e["slot"]), str(e["device"])) for e in found["entries"]]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError) as err:
+            log.warning("%s cannot be read, nothing is undone by it: %s", self.path, err)
+            return []
+
+    def _write(self) -> None:
+        try:
+            if not self._entries:
+                self.path.unlink(missing_ok=True)
+                return
+            text = json.dumps({"scope": asdict(self._scope), "entries": [asdict(e) for e in self._entries]}, indent=1)
+            fresh = self.path.with_suffix(".new")
+            fresh.write_text(text, "utf-8")
+            os.replace(fresh, self.path)
+        except OSError as err:
+            log.warning("%s cannot be written: after a crash things may be left on this host: %s", self.path, err)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ from tsd.hull import Frame, Hull, Stream
 from tsd.tailcfg.derpmap import DERPRegion
 from tsd.tailcfg.mapping import PingResponse
 from tsd.tailcfg.mapresponse import MapResponse
+from tsd.tailcfg.node import Node
 from tsd.tailcfg.register import RegisterResponse
 from tsd.transport.control import ControlClient
 from tsd.transport.derp import DerpOptions
@@ -94,6 +95,7 @@ class Engine:
         )
         self.disco_private = DiscoPrivate.generate(options.entropy)
         self.tailnet = Tailnet(self)
+        self.account.now_ns = self.tailnet.now_ns
         self.dialer = Dialer(options.hull.net, self)
         self.resolver = Resolver(self.dialer)
         self.pings = Pings(self, self._clock, options.entropy)
@@ -119,6 +121,7 @@ class Engine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._health_timer: asyncio.TimerHandle | None = None
         self._expiry_timer: asyncio.TimerHandle | None = None
+        self._expiry_at_ns = 0
         self.on_state: Callable[[State], None] = lambda state: None
         self.inspection = Inspection(self)
         self.c2n_handlers = c2n_handlers(self)
@@ -224,7 +227,6 @@ class Engine:
 
     def on_map(self, message: MapResponse, is_first: bool) -> None:
         self.tailnet.apply(message, is_first)
-        self._arm_expiry()
 
     def on_error(self, text: str, is_refusal: bool) -> None:
         self.control_error = text
@@ -373,22 +375,28 @@ class Engine:
         self.health.on_deadline()
         self._on_health()
 
-    def _arm_expiry(self) -> None:
-        """Keys expire by the clock, without a message from control."""
+    def arm_expiry(self, changed: Sequence[Node] | None = None) -> None:
+        """Keys expire by the clock, without a message from control. `changed`: all others are as they were."""
+        now_ns = self.tailnet.now_ns()
+        nodes = changed if changed is not None else self.tailnet.nodes()
+        known = [self._expiry_at_ns] if changed is not None else []
+        coming = [at for at in (*known, *(n.key_expiry_ns for n in nodes if n.key_expiry)) if at and at > now_ns]
+        at_ns = min(coming, default=0)
+        if changed is not None and at_ns == self._expiry_at_ns:
+            return
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None
-        netmap = self.tailnet.netmap
-        at_ns = netmap.next_expiry_ns(self._clock.wall_ns()) if netmap is not None else None
-        if at_ns is not None:
-            delay_s = min(max((at_ns - self._clock.wall_ns()) / 1e9, 0.0) + 0.05, 86400.0)
+        self._expiry_at_ns = at_ns
+        if at_ns:
+            delay_s = min((at_ns - now_ns) / 1e9 + 0.05, 86400.0)
             self._expiry_timer = asyncio.get_running_loop().call_later(delay_s, self._on_expiry)
 
     def _on_expiry(self) -> None:
         self._expiry_timer = None
         self.account.update_state()
         self.tailnet.expire_peers()
-        self._arm_expiry()
+        self.arm_expiry()
 
     def _stored_tai64n(self) -> int:
         """When the clock went back, stamps that were given out after the last write must be jumped over too."""
@@ -424,7 +432,7 @@ class Engine:
         return self.tailnet.names_of_us()
 
     def is_expired(self, peer: Peer) -> bool:
-        return peer.node.is_expired(self._clock.wall_ns())
+        return peer.node.is_expired(self.tailnet.now_ns())
 
     def derp_code(self, region: int) -> str:
         found = self.reach.derp_map.region(region)

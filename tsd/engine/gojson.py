@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from ipaddress import ip_interface
+from math import isfinite
 from typing import Any, Final
 
 from tsd.base.addr import AddrPort, IPAddress, IPPrefix, parse_ip
@@ -80,6 +81,24 @@ def text(raw: Any, name: str) -> str:
         return ""
     if not isinstance(raw, str):
         raise _wrong(name, "a string", raw)
+    return mended(raw)
+
+
+def mended(raw: str) -> str:
+    """Half a surrogate pair, which JSON can spell but UTF-8 cannot, becomes U+FFFD."""
+    return raw if raw.isascii() else raw.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def carried(raw: Any, name: str) -> Any:
+    """A value that we only keep and write again: texts mended, numbers that JSON does not have refused."""
+    if isinstance(raw, str):
+        return mended(raw)
+    if isinstance(raw, float) and not isfinite(raw):
+        raise PrefsError(f"{name}: {raw} is not a number of JSON")
+    if isinstance(raw, list):
+        return [carried(item, name) for item in raw]
+    if isinstance(raw, dict):
+        return {mended(str(key)): carried(value, name) for key, value in raw.items()}
     return raw
 
 
@@ -97,7 +116,7 @@ def texts(raw: Any, name: str) -> tuple[str, ...]:
 
 def objects(raw: Any, name: str) -> tuple[Any, ...]:
     """A list of objects that we only carry."""
-    return tuple(item for item in _items(raw, name) if folded(item, name) or item == {})
+    return tuple(carried(item, name) for item in _items(raw, name) if folded(item, name) or item == {})
 
 
 def address(raw: Any, name: str) -> IPAddress | None:
@@ -143,7 +162,7 @@ def dumps(value: Any, indent: str | None = None) -> bytes:
     out = json.dumps(value, ensure_ascii=False, separators=separators, indent=indent)
     for character in "<>&\u2028\u2029":
         out = out.replace(character, f"\\u{ord(character):04x}")
-    return out.encode()
+    return out.encode("utf-8", "replace")
 
 
 def loads(raw: bytes | str, name: str) -> Any:

@@ -89,7 +89,7 @@ class Persist:
             network_lock_key=_lock_key(values.get("networklockkey"), "Config.NetworkLockKey"),
             node_id=gojson.text(values.get("nodeid"), "Config.NodeID"),
             disallowed_tka_state_ids=gojson.texts(values.get("disallowedtkastateids"), "Config.DisallowedTKAStateIDs"),
-            attestation_key=values.get("attestationkey"),
+            attestation_key=gojson.carried(values.get("attestationkey"), "Config.AttestationKey"),
         )
 
     def to_go(self, with_keys: bool) -> dict[str, Any]:

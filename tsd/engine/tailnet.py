@@ -28,6 +28,7 @@ from tsd.packet import tsmp
 from tsd.routes.derive import Plan, RouteWishes, derive, peer_prefixes
 from tsd.tailcfg.mapresponse import MapResponse
 from tsd.tailcfg.node import Node
+from tsd.tailcfg.wire import time_ns
 
 if TYPE_CHECKING:
     from tsd.engine.engine import Engine
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DNS_PORT = 53
+SKEW_WORTH_MINDING_NS = 60 * 10**9
 
 
 def wishes_of(prefs: Prefs) -> RouteWishes:
@@ -59,6 +61,7 @@ class Tailnet:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.netmap: Netmap | None = None
+        self._control_time: tuple[int, float] | None = None
         self.peers = PeerTable()
         self.plan = Plan()
         self.own_addresses: tuple[IPAddress, ...] = ()
@@ -70,6 +73,18 @@ class Tailnet:
         self._aliases: dict[int, Aliases] = {}
 
     # --- reading
+
+    def now_ns(self) -> int:
+        """Wall time by which keys expire: ours, or the server's when the two differ by more than a minute.
+
+        Kept as a point on the clock that only goes forward: ours may be set right while we run.
+        """
+        wall_ns = self._engine.options.clock.wall_ns()
+        if self._control_time is None:
+            return wall_ns
+        told_ns, told_at = self._control_time
+        control_ns = told_ns + int((self._engine.options.clock.now() - told_at) * 1e9)
+        return control_ns if abs(control_ns - wall_ns) > SKEW_WORTH_MINDING_NS else wall_ns
 
     @property
     def wants_own_dns(self) -> bool:
@@ -85,6 +100,10 @@ class Tailnet:
 
     def is_routed(self, ip: IPAddress) -> bool:
         return self.peer_for(ip) is not None
+
+    def nodes(self) -> list[Node]:
+        """All nodes of the netmap, ourselves first."""
+        return [] if self.netmap is None else [self.netmap.self_node, *self.netmap.peers.values()]
 
     def session_count(self) -> int:
         plane = self._engine.plane
@@ -131,6 +150,9 @@ class Tailnet:
 
     def apply(self, message: MapResponse, is_first: bool) -> None:
         """One message of the map stream. Raises ProtocolError for a first one without our own node."""
+        control_ns = time_ns(message.control_time)
+        if control_ns is not None:
+            self._control_time = (control_ns, self._engine.options.clock.now())
         if message.keep_alive and message.node is None:
             return
         wall_ns = self._engine.options.clock.wall_ns()
@@ -155,6 +177,7 @@ class Tailnet:
         if diff.health:
             self._apply_health(new)
         self._tell(new, diff, is_full)
+        self._engine.arm_expiry(None if is_full else [new.peers[i] for i in diff.upserted if i in new.peers])
         self._engine.account.update_state()
         if self._engine.plane is not None:
             self._engine.plane.driver.kick()
@@ -171,7 +194,7 @@ class Tailnet:
     def clear(self) -> None:
         """Another identity: nothing of this tailnet is true any more."""
         self.unplug()
-        self.netmap = None
+        self.netmap = self._control_time = None
         self.peers.clear()
         self.own_addresses = ()
         self._advertised_disco.clear()
@@ -199,7 +222,7 @@ class Tailnet:
     def expire_peers(self) -> None:
         """The clock passed a key's end: such peers are unreachable from now on."""
         for peer in self.peers:
-            if peer.node.is_expired(self._engine.options.clock.wall_ns()):
+            if peer.node.is_expired(self.now_ns()):
                 self._place(peer)
                 if self._engine.plane is not None:
                     self._engine.plane.core.drop_sessions(peer.handle)
@@ -269,7 +292,7 @@ class Tailnet:
             self._engine.plane.remove_peer(peer)
 
     def _allowed(self, peer: Peer) -> tuple[IPPrefix, ...]:
-        if peer.node.is_expired(self._engine.options.clock.wall_ns()):
+        if peer.node.is_expired(self.now_ns()):
             return ()
         return peer_prefixes(peer.node, wishes_of(self._engine.account.prefs))
 
@@ -281,7 +304,7 @@ class Tailnet:
                 endpoints.append(AddrPort.parse(text))
             except DecodeError:
                 continue
-        is_expired = node.is_expired(self._engine.options.clock.wall_ns())
+        is_expired = node.is_expired(self.now_ns())
         return PeerPaths(
             node_key=peer.node_key,
             disco_key=self._advertised_disco.get(peer.handle) or node.disco,

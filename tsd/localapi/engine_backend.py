@@ -126,7 +126,7 @@ class EngineBackend(OptionalBackend):
 
     def _peer_statuses(self) -> Json:
         engine = self._engine
-        wall_ns = engine.options.clock.wall_ns()
+        wall_ns = engine.tailnet.now_ns()
         own = engine.account.self_node
         own_user = own.user if own is not None else 0
         can_share = own is not None and own.has_cap(shapes.CAP_FILE_SHARING)

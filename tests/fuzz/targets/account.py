@@ -7,6 +7,7 @@ from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError, StateError
 from tsd.daemon.config import parse_config
+from tsd.engine import gojson
 from tsd.engine.edits import edit
 from tsd.engine.prefs import Prefs, PrefsError
 from tsd.engine.profiles import Profiles
@@ -38,7 +39,7 @@ def fuzz_prefs(data: bytes) -> None:
         return
     with contextlib.suppress(PrefsError):
         prefs = Prefs.from_go(raw)
-        assert Prefs.from_go(json.loads(json.dumps(prefs.to_go(with_keys=True)))) == prefs
+        assert Prefs.from_go(gojson.loads(gojson.dumps(prefs.to_go(with_keys=True)), "again")) == prefs
     with contextlib.suppress(PrefsError):
         edit(Prefs(), raw)
 

@@ -64,6 +64,20 @@ def _what_to_check(path: str, error: OSError) -> str:
     return f"  {path}: {error.strerror or error}; check that the daemon runs and that --socket is right"
 
 
+NOT_HTTP = "the socket does not speak HTTP: is it the daemon's?"
+
+
+def _number(text: str, base: int = 10) -> int:
+    """A length or status of the daemon's answer."""
+    digits = text.strip()
+    if not digits.isalnum() or not digits.isascii() or len(digits) > 18:
+        raise Failure(NOT_HTTP)
+    try:
+        return int(digits, base)
+    except ValueError:
+        raise Failure(NOT_HTTP) from None
+
+
 class ApiFailure(Failure):
     """The daemon refused or failed a call."""
 
@@ -137,7 +151,7 @@ class _Wire:
 
     def chunk(self) -> bytes:
         """The next chunk of a chunked body; b"" after the last."""
-        size = int(self.until(b"\r\n").split(b";")[0], 16)
+        size = _number(self.until(b"\r\n").split(b";")[0].decode("latin-1"), 16)
         data = self.exactly(size)
         self.until(b"\r\n")
         return data
@@ -146,9 +160,9 @@ class _Wire:
         lines = self.until(b"\r\n\r\n").decode("latin-1").split("\r\n")
         words = lines[0].split(" ", 2)
         if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
-            raise Failure("the socket does not speak HTTP: is it the daemon's?")
+            raise Failure(NOT_HTTP)
         pairs = (line.partition(":") for line in lines[1:])
-        return int(words[1]), {name.lower(): value.strip() for name, _, value in pairs}
+        return _number(words[1]), {name.lower(): value.strip() for name, _, value in pairs}
 
 
 class LocalClient:
@@ -205,6 +219,9 @@ class LocalClient:
             if reused is not None and method in ("GET", "HEAD"):
                 return self._exchange(method, name, body, headers, timeout_s)
             raise Unreachable(self.path, error) from None
+        except Failure:
+            wire.close()
+            raise
         if reply.headers.get("connection", "").lower() == "close":
             wire.close()
         else:
@@ -222,7 +239,7 @@ class LocalClient:
                 parts.append(piece)
             return Reply(status, headers, b"".join(parts))
         if "content-length" in headers:
-            return Reply(status, headers, wire.exactly(int(headers["content-length"])))
+            return Reply(status, headers, wire.exactly(_number(headers["content-length"])))
         headers["connection"] = "close"
         return Reply(status, headers, wire.rest())
 
@@ -233,7 +250,7 @@ class LocalClient:
             wire.sock.sendall(request_bytes(method, name, None if method == "GET" else b"", {}))
             status, headers = wire.head()
             if status != 200:
-                length = int(headers.get("content-length", "0"))
+                length = _number(headers.get("content-length", "0"))
                 raise failure_of(Reply(status, headers, wire.exactly(length)))
         except OSError as error:
             wire.close()
@@ -258,10 +275,13 @@ class LocalClient:
             status, found = wire.head()
             if status == 101:
                 return wire.sock.detach(), wire.buffer, ""
-            body = wire.exactly(int(found.get("content-length", "0")))
+            body = wire.exactly(_number(found.get("content-length", "0")))
         except OSError as error:
             wire.close()
             raise Unreachable(self.path, error) from None
+        except Failure:
+            wire.close()
+            raise
         wire.close()
         if status == 200 and found.get("dial-self") == "true":
             return -1, b"", found.get("dial-addr", "")
@@ -311,7 +331,7 @@ class LineStream:
                 return None
             try:
                 data = self._wire.chunk() if self._is_chunked else self._plain()
-            except (OSError, ValueError):
+            except (OSError, Failure):
                 raise EOFError from None
             if not data:
                 raise EOFError

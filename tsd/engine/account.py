@@ -7,8 +7,9 @@ profile, and publishes every change on the bus in the order that clients of the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ from tsd.tailcfg.register import RegisterResponse
 log = logging.getLogger(__name__)
 
 STORE_UNHEALTHY = "cannot start backend when state store is unhealthy"
+LOGIN_URL_LIFE_S = (7 * 24 - 1) * 3600.0
+"""Servers forget a login URL after seven days; it is not shown again in the last hour before that."""
 
 
 class ControlLink(Protocol):
@@ -91,12 +94,17 @@ class Account:
         self.is_config_locked = False
         self._control: ControlLink | None = None
         self._auth_key = ""
+        self._config_auth_key = ""
+        self._auth_url_at = 0.0
         self._is_logged_in = False
         self._has_login_goal = False
         self._wants_url_again = False
         self._trial_key: NodePrivate | None = None
         self._last_error = ""
-        self._pending_profile: UserProfile | None = None
+        self._turn = asyncio.Lock()
+        """Starting, logging in and logging out wait for each other: a logout takes as long as the server does."""
+        self.now_ns: Callable[[], int] = clock.wall_ns
+        """The wall time by which keys expire."""
 
     # --- reading
 
@@ -137,7 +145,7 @@ class Account:
 
     def configure(self, masked: Any, auth_key: str) -> None:
         """The configuration file's wishes, before `begin`; with an auth key the login starts by itself."""
-        self._auth_key = auth_key
+        self._auth_key = self._config_auth_key = auth_key
         wanted = edit(self.prefs, masked)
         if auth_key and not self.has_node_key:
             wanted = replace(wanted, logged_out=False)
@@ -145,21 +153,31 @@ class Account:
         self._profiles.save(wanted)
 
     async def start(self, options: Mapping[str, Any]) -> None:
-        """LocalAPI start: replace prefs (all but the identity), remember the auth key, connect anew."""
+        """LocalAPI start: replace prefs (all but the identity), take the auth key, connect anew.
+
+        The state is told again even when it stays: whoever asked waits for it.
+        """
+        async with self._turn:
+            self._start(options)
+
+    def _start(self, options: Mapping[str, Any]) -> None:
         if not self.is_store_healthy:
             raise TsdError(STORE_UNHEALTHY)
         update = options.get("UpdatePrefs")
-        self._auth_key = str(options.get("AuthKey") or self._auth_key)
+        was = self.state
+        key_of_config = "" if was is State.RUNNING else self._config_auth_key
         if update is not None:
             wanted = replace(Prefs.from_go(update), persist=self.prefs.persist)
             check(wanted, EditContext())
             self._store_prefs(wanted)
-        self._bus.publish({"Prefs": self.prefs.to_go()})
-        was_running = self.state is State.RUNNING
+        self._auth_key = str(options.get("AuthKey") or key_of_config)
+        self._tell_prefs()
         self._reopen()
-        if was_running:
+        if was is State.RUNNING:
             self._set_state(State.STARTING)
-        self.update_state()
+            self.update_state()
+        elif self.update_state() is was:
+            self._bus.publish({"State": was.value})
 
     def edit_prefs(self, masked: Any, context: EditContext | None = None) -> Prefs:
         """Raises `PrefsError`; nothing is changed then."""
@@ -175,13 +193,18 @@ class Account:
         if turned_on:
             wanted = replace(wanted, logged_out=False if self.has_node_key else wanted.logged_out)
         self._store_prefs(wanted)
+        self._step()
+        self._tell_prefs()
         self.update_state()
-        self._bus.publish({"Prefs": self.prefs.to_go()})
 
     async def login_interactive(self) -> None:
         """Show the URL again when one is valid, else log in with a new node key."""
-        if self.auth_url:
-            self._bus.publish({"BrowseToURL": self.auth_url})
+        async with self._turn:
+            self._login_interactive()
+
+    def _login_interactive(self) -> None:
+        if self.auth_url and self._clock.now() - self._auth_url_at < LOGIN_URL_LIFE_S:
+            self._tell_url(self.auth_url)
             return
         self._has_login_goal = True
         if self._control is None:
@@ -191,21 +214,26 @@ class Account:
 
     async def logout(self) -> None:
         """Forget this login here and at control; idempotent."""
+        async with self._turn:
+            await self._logout()
+
+    async def _logout(self) -> None:
         if self.prefs.want_running or not self.prefs.logged_out:
             self._store_prefs(replace(self.prefs, want_running=False, logged_out=True))
             self.update_state()
-            self._bus.publish({"Prefs": self.prefs.to_go()})
+            self._tell_prefs()
+        leaving = self._profiles.current.id
         control, self._control = self._control, None
         if control is not None:
             if self.has_node_key or self._is_logged_in:
                 await control.logout()
             control.close()
-        self._auth_key = ""
-        self._forget_login()
-        self._profiles.delete(self._profiles.current.id)
-        self._host.identity_changed()
-        self._set_state(State.NO_STATE)
-        self._bus.publish({"Prefs": self.prefs.to_go()})
+        if self._profiles.current.id != leaving:  # switched meanwhile
+            self._profiles.delete(leaving)
+            return
+        self._leave_profile()
+        self._profiles.delete(leaving)
+        self._tell_prefs()
         self.update_state()
 
     def new_profile(self) -> None:
@@ -247,39 +275,40 @@ class Account:
         if url == self.auth_url and not self._wants_url_again:
             return
         self._wants_url_again = False
-        self.auth_url = url
+        self.auth_url, self._auth_url_at = url, self._clock.now()
         self.update_state()
-        self._bus.publish({"BrowseToURL": url})
+        self._tell_url(url)
 
     def on_registered(self, response: RegisterResponse, node_key: NodePrivate) -> None:
-        """Control accepted `node_key`."""
+        """Control accepted `node_key`. Whoever visited a URL for it wants the node to run."""
         login, user = response.login, response.user
-        self._pending_profile = UserProfile(
+        profile = UserProfile(
             id=user.id or login.id,
             login_name=login.login_name,
             display_name=login.display_name or user.display_name,
             profile_pic_url=login.profile_pic_url,
         )
-        was_asked = bool(self.auth_url) or self._has_login_goal
+        was_visited = bool(self.auth_url)
         self.auth_url = ""
         self._last_error = ""
         self._is_logged_in = True
         self._has_login_goal = False
         self._trial_key = None
+        self._auth_key = ""
         self._health.clear("login-state")
         old = self.prefs
         persist = old.persist or Persist()
         if persist.private_node_key != node_key:
             persist = replace(persist, old_private_node_key=persist.private_node_key, private_node_key=node_key)
-        wanted = replace(old, logged_out=False, want_running=old.want_running or was_asked)
-        wanted = replace(wanted, persist=replace(persist, user_profile=self._pending_profile))
+        wanted = replace(old, logged_out=False, want_running=old.want_running or was_visited)
+        wanted = replace(wanted, persist=replace(persist, user_profile=profile))
         self._bus.publish({"LoginFinished": {}})
         self._store_prefs(wanted)
-        self._bus.publish({"Prefs": self.prefs.to_go()})
+        self._tell_prefs()
         self.update_state()
 
-    def on_self_node(self, node: Node, profile: UserProfile | None, network: NetworkProfile) -> bool:
-        """The netmap told who we are. Whether the node's key is the one in force."""
+    def on_self_node(self, node: Node, profile: UserProfile | None, network: NetworkProfile) -> None:
+        """The netmap told who we are."""
         is_first = self.self_node is None
         self.self_node = node
         persist = self.prefs.persist or Persist()
@@ -287,37 +316,38 @@ class Account:
         updated = replace(persist, node_id=node.stable_id, user_profile=known)
         if updated != persist or network != self._profiles.current.network:
             self._profiles.save(replace(self.prefs, persist=updated), network)
-            self._bus.publish({"Prefs": self.prefs.to_go()})
+            self._tell_prefs()
         elif is_first:
             self._profiles.save(self.prefs, network)
         addresses = tuple(str(ip) for ip in node_addresses(node))
         if addresses != self._profiles.addresses():
             self._profiles.remember_addresses(addresses)
-        return True
 
     def on_refused(self, text: str) -> None:
         """Control refused the login for a reason that the user must read; shown once."""
         self._health.set("login-state", error=text)
+        self.update_state()
         if text != self._last_error:
             self._last_error = text
             log.warning(fields("login refused", reason=text))
-            self.update_state()
             self._bus.publish({"ErrMessage": text})
-        self.update_state()
-
-    def on_key_expired(self) -> None:
-        self.update_state()
 
     # --- state
 
     def update_state(self) -> State:
         """Compute the state anew and enter it when it changed; loops until it is stable."""
         for _ in range(4):
-            new = next_state(self._inputs())
-            if new is self.state:
+            if not self._step():
                 break
-            self._set_state(new)
         return self.state
+
+    def _step(self) -> bool:
+        """One transition, when there is one to make."""
+        new = next_state(self._inputs())
+        if new is self.state:
+            return False
+        self._set_state(new)
+        return True
 
     def _inputs(self) -> StateInputs:
         node = self.self_node
@@ -331,7 +361,7 @@ class Account:
             has_node_key=self.has_node_key,
             has_netmap=node is not None,
             is_auth_stuck=not self._is_logged_in and (not self._has_login_goal or bool(self.auth_url)),
-            is_key_expired=node is not None and node.is_expired(self._clock.wall_ns()),
+            is_key_expired=node is not None and node.is_expired(self.now_ns()),
             is_machine_authorized=node is None or node.machine_authorized,
             live_peer_count=peers,
             derp_connection_count=relays,
@@ -349,6 +379,16 @@ class Account:
 
     # --- inside
 
+    def _tell_prefs(self) -> None:
+        self._bus.publish({"Prefs": self.prefs.to_go()})
+
+    def _tell_url(self, url: str) -> None:
+        """Whatever opens URLs must not be handed just anything by a server."""
+        if url.startswith("https://") or (url.startswith("http://") and self.control_url.startswith("http://")):
+            self._bus.publish({"BrowseToURL": url})
+        else:
+            log.warning(fields("login URL of the server not shown: neither https nor the server's own scheme"))
+
     def _store_prefs(self, wanted: Prefs) -> None:
         old = self.prefs
         self._profiles.save(wanted)
@@ -363,6 +403,7 @@ class Account:
         self.auth_url = ""
         self._last_error = ""
         self._is_logged_in = False
+        self._health.clear("login-state")
         if not self.is_store_healthy or (self.prefs.logged_out and not self._auth_key and not self._has_login_goal):
             return
         machine_key = self._profiles.machine_key()
@@ -411,6 +452,6 @@ class Account:
         self._set_state(State.NO_STATE)
 
     def _enter_profile(self) -> None:
-        self._bus.publish({"Prefs": self.prefs.to_go()})
+        self._tell_prefs()
         self._reopen()
         self.update_state()

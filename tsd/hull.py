@@ -163,6 +163,11 @@ class LinkState:
     default_interface_v6: str = ""
     is_up: bool = True
 
+    @property
+    def addresses(self) -> frozenset[IPAddress]:
+        """All of them; empty also when the host does not tell."""
+        return frozenset(p.network_address for prefixes in self.interface_addresses.values() for p in prefixes)
+
 
 class LinkMonitor(Protocol):
     def state(self) -> LinkState: ...

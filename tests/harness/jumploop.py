@@ -66,7 +66,8 @@ class JumpLoop(asyncio.SelectorEventLoop):
     def _jump(self, timeout: float | None) -> None:
         if timeout is None:
             raise Deadlock("nothing ready and no timer armed")
-        self._virtual_now += timeout
+        first = self._scheduled[0].when() if self._scheduled else 0.0  # type: ignore[attr-defined]
+        self._virtual_now = max(self._virtual_now + timeout, first)
 
 
 class LoopClock:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.jumploop import JumpLoop
-from harness.simnet import Host, SimNet, current_host
+from harness.simnet import RESOLUTION_S, Host, SimNet, current_host
 from tsd.base.addr import AddrPort
 
 FIRST_RETRY_S = 0.2
@@ -109,7 +109,7 @@ class SimStream(asyncio.Transport):
 
     def _push(self) -> None:
         now = self.net.loop.time()
-        while self._out and self._out[0][0] <= now:
+        while self._out and self._out[0][0] <= now + RESOLUTION_S:
             if self._is_cut():
                 self._stall(now)
                 return

@@ -25,6 +25,9 @@ from tsd.hull import LinkState
 if TYPE_CHECKING:
     from harness.simloop import SimLoop, SimStream
 
+RESOLUTION_S = 1e-9
+"""The loop runs timers that are due within this."""
+
 current_host: contextvars.ContextVar[Host | None] = contextvars.ContextVar("sim_host", default=None)
 
 
@@ -214,7 +217,7 @@ class SimNet:
         self.loop.call_at_for_nobody(at, self._run_due)
 
     def _run_due(self) -> None:
-        while self._events and self._events[0][0] <= self.loop.time():
+        while self._events and self._events[0][0] <= self.loop.time() + RESOLUTION_S:
             _, _, action, args = heapq.heappop(self._events)
             action(*args)
 

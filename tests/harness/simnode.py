@@ -103,6 +103,7 @@ class SimNode:
         self._port = port
         self._options = options
         self._is_up = False
+        self._addresses: dict[int, IPAddress] = {}
 
     # -- the daemon --------------------------------------------------------------------------------------------
 
@@ -153,11 +154,17 @@ class SimNode:
 
     @property
     def ip4(self) -> IPAddress:
-        return next(ip for ip in self.engine.tailnet.own_addresses if ip.version == 4)
+        return self._address(4)
 
     @property
     def ip6(self) -> IPAddress:
-        return next(ip for ip in self.engine.tailnet.own_addresses if ip.version == 6)
+        return self._address(6)
+
+    def _address(self, family: int) -> IPAddress:
+        """As last told by control; outlives a restart."""
+        own = self.engine.tailnet.own_addresses
+        self._addresses |= {ip.version: ip for ip in own}
+        return self._addresses[family]
 
     @property
     def home(self) -> int:
@@ -171,7 +178,8 @@ class SimNode:
         return self.engine.tailnet.peers.by_address(other.ip4)
 
     def sees(self, other: SimNode) -> bool:
-        return bool(other.engine.tailnet.own_addresses) and self.peer(other) is not None
+        has_address = bool(other._addresses or other.engine.tailnet.own_addresses)
+        return has_address and self.peer(other) is not None
 
     def path(self, other: SimNode) -> PathInfo:
         peer = self.peer(other)

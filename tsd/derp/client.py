@@ -23,6 +23,7 @@ from tsd.derp.frames import ClientInfo, FrameSplitter, FrameType
 LOGIN_TIMEOUT_S = 10.0
 PROBE_AFTER_S = 30.0
 PROBE_TIMEOUT_S = 10.0
+LINK_PROBE_TIMEOUT_S = 3.0
 _LOOPBACK = b"tsd-loop"
 _SOURCES_MAX = 4096
 
@@ -143,11 +144,15 @@ class DerpClientMachine:
 
     def probe(self, now: float) -> None:
         """Ask the relay now for a sign of life (after a link change)."""
-        if self.is_ready and not self.is_closed and not self._ping:
-            self._probe(now)
+        if not self.is_ready or self.is_closed:
+            return
+        if self._ping or self._loopback:
+            self._probe_at = min(self._probe_at, now + LINK_PROBE_TIMEOUT_S)
+        else:
+            self._probe(now, LINK_PROBE_TIMEOUT_S)
 
-    def _probe(self, now: float) -> None:
-        self._probe_at = now + PROBE_TIMEOUT_S
+    def _probe(self, now: float, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        self._probe_at = now + timeout_s
         self._ping = self._entropy(8)
         self._loopback = _LOOPBACK + self._entropy(8)
         ping = frames.frame(FrameType.PING, self._ping)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import msgspec
 
+from tsd.base.addr import IPAddress
 from tsd.base.entropy import Entropy, uniform
 from tsd.base.errors import ControlError, TsdError
 from tsd.base.keys import DiscoPublic, LockPublic, NodePrivate
@@ -136,6 +137,7 @@ class ControlSession:
         self._is_closed = False
         self._main: asyncio.Task[None] | None = None
         self._last_main: asyncio.Task[None] | None = None
+        self._check: asyncio.Task[None] | None = None
         self._report_changed = asyncio.Event()
         self._kick = asyncio.Event()
         self._last_error = ""
@@ -170,8 +172,15 @@ class ControlSession:
         """End the current pause: the network came back, or the machine woke up."""
         self._kick.set()
 
+    def link_changed(self, local: Collection[IPAddress]) -> None:
+        """The network changed or the machine woke up: make sure within seconds that the server still hears us."""
+        self.retry_now()
+        if self._main is not None:
+            self._stop_check()
+            self._check = asyncio.create_task(self._client.check(local))
+
     def reconnect(self) -> None:
-        """Drop the connection and start over at once: the path to the server changed under it."""
+        """Drop the connection and start over at once."""
         if self._main is not None:
             self._restart()
 
@@ -212,10 +221,16 @@ class ControlSession:
 
     def _stop_main(self) -> None:
         self._pings.cancel()
+        self._stop_check()
         if self._main is not None:
             self._main.cancel()
             self._main = None
         self._set_connected(False)
+
+    def _stop_check(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
 
     async def _run(self, goal: _Goal, before: asyncio.Task[None] | None) -> None:
         backoff = Backoff(self._entropy, first_s=1.0)
@@ -302,6 +317,8 @@ class ControlSession:
                     self._events.on_auth_url(response.auth_url)
                 followup = response.auth_url
             else:
+                if goal.auth_key and not with_auth:
+                    log.warning("auth key not used: this node is logged in (--force-reauth uses it)")
                 return self._accepted(goal, response)
 
     def _accepted(self, goal: _Goal, response: RegisterResponse) -> _Goal:

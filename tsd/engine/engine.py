@@ -310,7 +310,7 @@ class Engine:
     def _on_link(self, state: Any) -> None:
         self.health.set_if("network-status", not state.is_up)
         if state.is_up and self.control is not None:
-            self.control.retry_now()
+            self.control.link_changed(state.addresses)
 
     def _on_socket_problem(self, text: str) -> None:
         self.health.set_if("no-udp4-bind", bool(text), error=text)

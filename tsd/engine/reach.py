@@ -312,7 +312,7 @@ class Reach:
         self._endpoint_list.forget()
         if self._plane is not None:
             self._plane.magicsock.link_changed(self._clock.now())
-            self._plane.derp.link_changed()
+            self._plane.derp.link_changed(self._links.state().addresses)
             self._plane.driver.kick()
         self.look("link-change")
 

@@ -68,7 +68,12 @@ class WindowsChanged:
     """More can be sent, or more streams opened."""
 
 
-Event = HeadersReceived | DataReceived | StreamFinished | ConnectionFinished | WindowsChanged
+@dataclass(frozen=True, slots=True)
+class PingAnswered:
+    payload: bytes
+
+
+Event = HeadersReceived | DataReceived | StreamFinished | ConnectionFinished | WindowsChanged | PingAnswered
 
 
 class Http2Machine:
@@ -175,6 +180,11 @@ class Http2Machine:
         except h2.exceptions.H2Error:
             pass
 
+    def ping(self, payload: bytes) -> None:
+        """Eight bytes that the peer sends back (`PingAnswered`)."""
+        if not self.is_closed:
+            self._h2.ping(payload)
+
     def close(self) -> None:
         """Say GOAWAY; the bytes are in `take_bytes`."""
         if self.is_closed:
@@ -199,6 +209,8 @@ class Http2Machine:
                 self._events.append(StreamFinished(event.stream_id, f"stream reset ({_code_name(event.error_code)})"))
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 self._events.append(WindowsChanged())
+            case h2.events.PingAckReceived():
+                self._events.append(PingAnswered(bytes(event.ping_data)))
             case h2.events.ConnectionTerminated():
                 extra = (event.additional_data or b"").decode("utf-8", "replace")
                 self._close(f"GOAWAY ({_code_name(event.error_code)}){': ' + extra if extra else ''}")

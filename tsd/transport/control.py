@@ -11,8 +11,9 @@ import asyncio
 import base64
 import logging
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from tsd.base.addr import IPAddress
 from tsd.base.clock import Clock, SystemClock
 from tsd.base.entropy import Entropy, system_entropy
 from tsd.base.errors import ConfigError, ControlError, DecodeError, ProtocolError
@@ -37,6 +38,7 @@ log = logging.getLogger("tsd.transport.control")
 
 TLS_HEAD_START_S = 0.5
 CONNECT_TIMEOUT_S = 10.0
+LIVENESS_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
 MAX_REGISTER_BYTES = 1 << 20
 MAX_KEY_BYTES = 64 << 10
@@ -70,6 +72,7 @@ class ControlClient:
         self._dial = dial or HostDial(clock=self._clock)
         self._server_key: MachinePublic | None = None
         self._http2: Http2Client | None = None
+        self._local_ip: IPAddress | None = None
         self._connecting = asyncio.Lock()
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -161,6 +164,17 @@ class ControlClient:
         except TimeoutError:
             raise ControlError(f"no answer from {target.authority} within {timeout_s:.0f} s (HTTP)") from None
 
+    async def check(self, local: Collection[IPAddress]) -> None:
+        """The network changed: drop the connection when its own address is not among `local`, or it does not answer."""
+        connection = self._http2
+        if connection is None or connection.is_closed:
+            return
+        is_gone = bool(local) and self._local_ip is not None and self._local_ip not in local
+        if is_gone or not await connection.is_alive(LIVENESS_TIMEOUT_S):
+            log.info(fields("control connection is dead", reason="address gone" if is_gone else "no answer"))
+            if self._http2 is connection:
+                await self.disconnect()
+
     async def disconnect(self) -> None:
         """Drop the connection; the next request opens a new one."""
         connection, self._http2 = self._http2, None
@@ -191,7 +205,7 @@ class ControlClient:
             if self._http2 is None or self._http2.is_closed:
                 key = await self.fetch_key()
                 stream = await self._race(key)
-                self._http2 = Http2Client(stream, self.server.authority)
+                self._http2, self._local_ip = Http2Client(stream, self.server.authority), stream.local_ip
             return self._http2
 
     async def _race(self, key: MachinePublic) -> NoiseStream:

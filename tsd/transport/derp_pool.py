@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from tsd.base.addr import IPAddress
 from tsd.base.entropy import uniform
 from tsd.base.keys import NodePublic
 from tsd.base.log import DropCounter, fields
@@ -141,14 +142,21 @@ class DerpPool:
     def connected_regions(self) -> list[int]:
         return [region_id for region_id in self._links if self.is_connected(region_id)]
 
-    def link_changed(self) -> None:
-        """The underlay changed: test what is open, and dial what is waiting at once."""
+    def link_changed(self, local: Collection[IPAddress] = ()) -> None:
+        """The underlay changed: give up what left from an address that is gone, test the rest, dial at once.
+
+        `local` are the host's addresses; empty when they are not known.
+        """
         self._failed.clear()
         for link in list(self._links.values()):
             link.failures = 0
-            if link.connection is not None and link.connection.is_ready:
-                link.connection.probe()
-            elif link.retry is not None:
+            connection = link.connection
+            if connection is not None and local and connection.local_ip not in (None, *local):
+                connection.close("local address is gone")
+                link.failures = 0
+            elif connection is not None and connection.is_ready:
+                connection.probe()
+            if link.retry is not None:
                 link.retry.cancel()
                 link.retry = None
                 self._open(link)

@@ -20,6 +20,7 @@ from tsd.http2.machine import (
     Headers,
     HeadersReceived,
     Http2Machine,
+    PingAnswered,
     StreamFinished,
     WindowsChanged,
 )
@@ -75,6 +76,7 @@ class _Connection:
         self._machine = Http2Machine(is_client=is_client)
         self._inboxes: dict[int, _Inbox] = {}
         self._windows = asyncio.Condition()
+        self._answered = asyncio.Event()
         self.closed_reason = ""
 
     @property
@@ -115,6 +117,8 @@ class _Connection:
                 case ConnectionFinished(reason=reason):
                     self.flush()
                     await self._end(reason)
+                case PingAnswered():
+                    self._answered.set()
                 case WindowsChanged():
                     async with self._windows:
                         self._windows.notify_all()
@@ -125,7 +129,7 @@ class _Connection:
                             self._windows.notify_all()
 
     def _on_stream_event(self, event: Event) -> None:
-        assert not isinstance(event, ConnectionFinished | WindowsChanged)
+        assert not isinstance(event, ConnectionFinished | WindowsChanged | PingAnswered)
         inbox = self._inboxes.get(event.stream_id)
         if inbox is not None:
             inbox.note(event)
@@ -245,6 +249,18 @@ class Http2Client(_Connection):
         async with self._windows:
             self._windows.notify_all()
         return Http2Response(self, stream_id, inbox)
+
+    async def is_alive(self, timeout_s: float) -> bool:
+        """Whether the server answers a ping in time."""
+        self._answered.clear()
+        self._machine.ping(b"tsd-ping")
+        self.flush()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._answered.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def close(self) -> None:
         """GOAWAY, then the socket; waits for the reading task."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from tsd.base.errors import ProtocolError
+from tsd.base.addr import IPAddress, parse_ip
+from tsd.base.errors import DecodeError, ProtocolError
 from tsd.base.keys import MachinePublic
 from tsd.ts2021.handshake import TransportKeys
 from tsd.ts2021.records import EarlyPayloadReader, RecordReader, RecordWriter
@@ -51,6 +52,15 @@ class NoiseStream:
     def early_payload(self) -> bytes | None:
         """The server's early payload, once it has arrived."""
         return self._early.payload if self._early is not None else None
+
+    @property
+    def local_ip(self) -> IPAddress | None:
+        """Our own address of the connection, None when the transport does not tell."""
+        name = self._writer.get_extra_info("sockname")
+        try:
+            return parse_ip(str(name[0]).partition("%")[0]) if isinstance(name, tuple) else None
+        except DecodeError:
+            return None
 
     async def read(self) -> bytes:
         """Skips empty records. Raises `ProtocolError` for a stream cut within a record."""

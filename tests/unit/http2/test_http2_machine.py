@@ -11,6 +11,7 @@ from tsd.http2.machine import (
     DataReceived,
     HeadersReceived,
     Http2Machine,
+    PingAnswered,
     StreamFinished,
     WindowsChanged,
 )
@@ -130,3 +131,12 @@ def test_goaway_and_garbage_finish_the_connection() -> None:
     assert isinstance(other.server.take_events()[-1], ConnectionFinished)
     other.server.receive(b"more")
     assert other.server.take_events() == []
+
+
+def test_a_ping_comes_back() -> None:
+    wire = Wire()
+    wire.client.ping(b"12345678")
+    wire.run()
+    assert PingAnswered(b"12345678") in wire.heard[wire.client]
+    wire.client.close()
+    wire.client.ping(b"12345678")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from harness.control_double import ControlDouble, Json, node_json
+from tsd.base.addr import parse_ip
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ControlError
 from tsd.base.keys import MachinePrivate
@@ -245,3 +246,21 @@ async def test_errors_name_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ControlError, match=r"\(TLS\)"):
         await client_of(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}").fetch_key()
     server.close()
+
+
+async def test_after_a_network_change_only_a_dead_connection_is_dropped() -> None:
+    async with ControlDouble() as server:
+        client = client_of(server.url)
+        await client.check([parse_ip("192.0.2.1")])
+        stream = await client.poll(MapRequest(node_key=NODE_KEY, stream=True))
+        await anext(stream)
+        await client.check([parse_ip("127.0.0.1")])
+        await client.check([])
+        assert client.is_connected
+        await client.check([parse_ip("192.0.2.1")])
+        assert not client.is_connected
+        with pytest.raises(ControlError, match="broke off"):
+            await anext(stream)
+        await client.update(MapRequest(node_key=NODE_KEY))
+        assert server.handshakes == 2
+        await client.close()

@@ -6,6 +6,7 @@ import pytest
 import uvloop
 
 from harness.derpd import DerpServer
+from tsd.base.addr import parse_ip
 from tsd.base.clock import SystemClock
 from tsd.base.entropy import system_entropy
 from tsd.base.keys import NodePrivate
@@ -261,6 +262,25 @@ def test_relays_are_reached_through_the_proxy_of_the_environment():
         assert "not supported" in refused.states[0][2]
         refused.pool.close()
         proxy.close()
+        await server.stop()
+
+    run(LOOPS[0], main)
+
+
+def test_a_connection_from_an_address_that_is_gone_is_replaced_at_once():
+    async def main() -> None:
+        server = DerpServer(plain=True)
+        await server.start()
+        client = Client(server)
+        await client.ready()
+        client.pool.link_changed([parse_ip("127.0.0.1")])
+        client.pool.link_changed()
+        await asyncio.sleep(0.05)
+        assert [up for _, up, _ in client.states] == [True]
+        client.pool.link_changed([parse_ip("192.0.2.1")])
+        assert client.states[-1] == (900, False, "local address is gone")
+        await until(lambda: [up for _, up, _ in client.states] == [True, False, True])
+        client.pool.close()
         await server.stop()
 
     run(LOOPS[0], main)

@@ -27,14 +27,22 @@ class Context:
         self.client = LocalClient(socket_path)
 
 
+_CONTROLS = {code: "\ufffd" for code in (*range(9), *range(11, 32), *range(127, 160))}
+
+
+def harmless(text: str) -> str:
+    """Names come from other machines: nothing that a terminal would obey."""
+    return text.translate(_CONTROLS)
+
+
 def out(text: str = "") -> None:
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(harmless(text) + "\n")
 
 
 def note(text: str = "") -> None:
     """For people, not for pipes: standard error, at once."""
     sys.stdout.flush()
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(harmless(text) + "\n")
     sys.stderr.flush()
 
 

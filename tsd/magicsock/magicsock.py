@@ -164,7 +164,10 @@ class Magicsock:
                 peer.last_receive = now
                 if isinstance(source, DerpSource):
                     peer.heard_region = source.region
-                elif peer.paths.is_wireguard_only:
+                    peer.note_data(None, now)
+                    continue
+                peer.note_data(source, now)
+                if peer.paths.is_wireguard_only:
                     peer.set_best(Quality(source, 1), now)
 
     def receive_disco(self, datagram: bytes, source: AddrPort | DerpSource, now: float) -> None:
@@ -286,9 +289,10 @@ class Magicsock:
         self._beat_after(peer, now, c.HEARTBEAT_S)
 
     def _loses_data(self, peer: PeerState, now: float) -> bool:
-        """Whether data that went out by the best address alone stayed unanswered for too long (W09)."""
+        """Whether data sent by the best address alone stayed unanswered for too long, or the peer fled it (W09)."""
         since = self.unanswered_since(peer.handle)
-        return since > 0 and since >= peer.best_since and now - since > c.UNANSWERED_S
+        is_unanswered = since > 0 and since >= peer.best_since and now - since > c.UNANSWERED_S
+        return is_unanswered or peer.is_shunned()
 
     def _full_round(self, peer: PeerState, now: float, *, calls: bool) -> None:
         """Ping every candidate that was left alone for 5 s, and ask the peer to do the same."""
@@ -347,8 +351,13 @@ class Magicsock:
             peer.heard_region = source.region
             return
         candidate = peer.learn(source, now)
-        if candidate is not None:
-            candidate.last_ping_from = now
+        if candidate is None:
+            return
+        candidate.last_ping_from = now
+        is_wanted = now > peer.trust_until and now - peer.last_send <= c.SESSION_ACTIVE_S
+        if is_wanted and now - candidate.last_ping >= c.PING_BACK_GAP_S and self._discovery.is_udp_allowed:
+            # Its firewall and ours are open now, whatever became of our last ping.
+            self._ping(peer, source, now)
 
     def _on_pong(self, peer: PeerState, sent: SentPing, source: AddrPort | DerpSource, now: float) -> None:
         latency_s = now - sent.sent_at
@@ -365,7 +374,10 @@ class Magicsock:
         if now < candidate.suspect_until:
             return
         found = Quality(sent.target, max(1, int(latency_s * 1e9)))
-        if peer.best.address == sent.target or now > peer.trust_until or is_better(found, peer.best):
+        if candidate.suspect_for_s:
+            if now > peer.trust_until:
+                peer.try_best(found)
+        elif peer.best.address == sent.target or now > peer.trust_until or is_better(found, peer.best):
             peer.set_best(found, now)
         self._tell(peer, now)
 

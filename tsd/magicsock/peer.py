@@ -56,6 +56,10 @@ class PeerState:
     heard_region: int = 0
     last_send: float = NEVER
     last_receive: float = NEVER
+    relayed_since: float = NEVER
+    """When data began to come by relay and nothing by UDP any more; `last_relayed` is its newest."""
+    last_relayed: float = NEVER
+    has_suspects: bool = False
     best_since: float = NEVER
     """Since when the best address has carried the data alone."""
     last_full: float = NEVER
@@ -97,15 +101,21 @@ class PeerState:
                 self.clear_best()
 
     def set_netmap_endpoints(self, endpoints: Iterable[AddrPort], now: float) -> None:
+        best = self.candidates.get(self.best.address) if self.best.address is not None else None
+        was_named = best is not None and best.in_netmap
         for cand in self.candidates.values():
             cand.in_netmap = False
         for address in endpoints:
             learnt = self.learn(address, now)
             if learnt is not None:
                 learnt.in_netmap = True
+        if was_named and best is not None and not best.in_netmap:
+            self.doubt()
         self.prune(now)
 
     def set_called_endpoints(self, endpoints: Iterable[AddrPort], now: float) -> None:
+        best = self.candidates.get(self.best.address) if self.best.address is not None else None
+        was_named = best is not None and (best.in_call or best.in_netmap)
         for cand in self.candidates.values():
             cand.in_call = False
             cand.last_ping = NEVER
@@ -113,6 +123,8 @@ class PeerState:
             learnt = self.learn(address, now)
             if learnt is not None:
                 learnt.in_call = True
+        if was_named and best is not None and not best.in_call:
+            self.doubt()
         self.prune(now)
         self.next_full = NEVER
 
@@ -122,6 +134,16 @@ class PeerState:
         self.best = quality
         self.best_route = Route(quality.address, 0)
         self.trust_until = now + c.TRUST_S
+
+    def try_best(self, quality: Quality) -> None:
+        """An address that lost data before: used beside the relay until data came from it."""
+        self.best = quality
+        self.best_route = Route(quality.address, 0)
+        self.trust_until = NEVER
+
+    def doubt(self) -> None:
+        """The peer itself no longer names the best address: at most used beside the relay until it answers again."""
+        self.trust_until = NEVER
 
     def clear_best(self) -> None:
         self.best = NO_PATH
@@ -136,6 +158,26 @@ class PeerState:
             cand.last_ping = NEVER
             cand.is_unreachable = False
             cand.suspect_until, cand.suspect_for_s = NEVER, 0.0
+        self.relayed_since = NEVER
+        self.has_suspects = False
+
+    def note_data(self, source: AddrPort | None, now: float) -> None:
+        """Authentic data came from an address, or (None) by relay."""
+        if source is None:
+            if self.relayed_since == NEVER:
+                self.relayed_since = now
+            self.last_relayed = now
+            return
+        self.relayed_since = NEVER
+        if self.has_suspects:
+            cand = self.candidates.get(source)
+            if cand is not None:
+                cand.suspect_until, cand.suspect_for_s = NEVER, 0.0
+
+    def is_shunned(self) -> bool:
+        """Whether the peer has long sent by relay alone although we use a direct path: it must have lost that path."""
+        has_begun = self.relayed_since != NEVER and self.relayed_since >= self.best_since
+        return has_begun and self.last_relayed - self.relayed_since > c.UNANSWERED_S
 
     def suspect_best(self, now: float) -> None:
         """Data does not come through the best address although disco does: keep off it for a while (W09)."""
@@ -143,6 +185,8 @@ class PeerState:
         if cand is not None:
             cand.suspect_for_s = min(c.SUSPECT_MAX_S, max(c.SUSPECT_S, cand.suspect_for_s * 2))
             cand.suspect_until = now + cand.suspect_for_s
+            self.has_suspects = True
+        self.relayed_since = NEVER
         self.clear_best()
 
     def wants_full_round(self, now: float) -> bool:

@@ -229,10 +229,9 @@ def test_w06_new_disco_key_voids_the_old_one():
     bench.say(messages.Ping(bytes(12)), A4)
     assert bench.opened() == [] and bench.sock.drops["unknown disco key"] == 1
     bench.say(messages.Ping(bytes(12)), A4, DiscoKeyring(new))
-    (sent,) = bench.out()
-    assert isinstance(bench.read(sent.datagram, DiscoKeyring(new)), messages.Pong)
+    pong, ping = bench.out()
+    assert isinstance(bench.read(pong.datagram, DiscoKeyring(new)), messages.Pong)
     assert bench.sock.route(0, bench.now) == Route(None, 5)
-    ping = next(o for o in bench.out() if isinstance(o, SendUdp))
     txid = bench.read(ping.datagram, DiscoKeyring(new)).txid
     bench.say(messages.Pong(txid, A4), A4, DiscoKeyring(new))
     assert bench.sock.route(0, bench.now) == Route(A4, 0)
@@ -445,3 +444,70 @@ def test_own_endpoints_order_and_cache():
     later = endpoints.collect(300, stun=StunFindings(), local=local, port_v4=41641)
     assert public in [e.address for e in later]
     assert len(endpoints.collect(700, stun=StunFindings(), local=local, port_v4=41641)) == 1
+
+
+def test_an_address_that_the_peer_no_longer_names_is_not_trusted_any_more():
+    for said, used in (("call", A4), ("netmap", None)):
+        bench = Bench()
+        bench.make_direct()
+        if said == "call":
+            bench.say(messages.CallMeMaybe((B4,)), bench.relay())
+        else:
+            bench.sock.set_peer(0, replace(bench.paths, endpoints=(B4,)), bench.now)
+        assert bench.sock.route(0, bench.now) == Route(used, 5)
+        pings = {where: m.txid for where, m in bench.opened() if isinstance(m, messages.Ping)}
+        bench.say(messages.Pong(pings[B4], OWN[0].address), B4)
+        assert bench.sock.route(0, bench.now) == Route(B4, 0)
+
+
+def test_an_address_that_is_named_again_stays_trusted():
+    bench = Bench()
+    bench.make_direct()
+    bench.say(messages.CallMeMaybe((B4, A4)), bench.relay())
+    assert bench.sock.route(0, bench.now) == Route(A4, 0)
+
+
+def test_a_ping_is_answered_by_one_of_ours_while_nothing_is_trusted():
+    bench = Bench()
+    bench.say(messages.Ping(bytes(12)), B4)
+    assert [type(m) for _, m in bench.opened()] == [messages.Pong]
+    bench.sock.route(0, bench.now)
+    bench.out()
+    bench.say(messages.Ping(bytes(11) + b"1"), A4)
+    assert [type(m) for _, m in bench.opened()] == [messages.Pong]
+    bench.now += 0.3
+    bench.say(messages.Ping(bytes(11) + b"2"), A4)
+    sent = bench.opened()
+    assert [type(m) for _, m in sent] == [messages.Pong, messages.Ping]
+    bench.say(messages.Pong(sent[1][1].txid, A4), A4)
+    bench.now += 0.3
+    bench.say(messages.Ping(bytes(11) + b"3"), A4)
+    assert [type(m) for _, m in bench.opened()] == [messages.Pong]
+
+
+def pass_pongs(bench: Bench, seconds: float, by_relay: bool) -> None:
+    """Traffic both ways while every ping to A4 is answered; the peer's data comes by relay or from A4."""
+    for _ in range(round(seconds)):
+        bench.sock.route(0, bench.now)
+        bench.sock.note_received([0], bench.relay() if by_relay else A4, bench.now)
+        for where, message in bench.opened():
+            if where == A4 and isinstance(message, messages.Ping):
+                bench.say(messages.Pong(message.txid, A4), A4)
+        bench.tick(1)
+
+
+def test_w09_a_path_that_the_peer_fled_is_left_and_only_tried_beside_the_relay():
+    bench = Bench()
+    bench.make_direct()
+    pass_pongs(bench, 30, by_relay=False)
+    bench.sock.note_received([0], bench.relay(), bench.now)
+    pass_pongs(bench, 30, by_relay=False)
+    assert bench.sock.route(0, bench.now) == Route(A4, 0)
+    pass_pongs(bench, 20, by_relay=True)
+    assert bench.sock.route(0, bench.now) == Route(None, 5)
+    pass_pongs(bench, 70, by_relay=True)
+    assert bench.sock.route(0, bench.now) == Route(A4, 5)
+    pass_pongs(bench, 70, by_relay=True)
+    assert bench.sock.route(0, bench.now) == Route(A4, 5)
+    pass_pongs(bench, 5, by_relay=False)
+    assert bench.sock.route(0, bench.now) == Route(A4, 0)

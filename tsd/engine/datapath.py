@@ -91,6 +91,8 @@ class DataPath:
         self.jailed_filter = PacketFilter((), ())
         self.jailed: frozenset[int] = frozenset()
         self.traffic = Traffic()
+        self.unreached: dict[int, None] = {}
+        """Peers that something could not be sent to, since when they had no path at all."""
         self.on_stun: Callable[[bytes, AddrPort], None] = lambda datagram, source: None
         self.intercept: Callable[[int, Packet], bool] = lambda handle, packet: False
         self.answer_locally: Callable[[Packet], list[Frame] | None] = lambda packet: None
@@ -158,6 +160,7 @@ class DataPath:
                 self._send_by_derp(batch, route.derp_region)
             elif route.udp is None:
                 self.traffic.outbound_drops.add("no_path", batch.count)
+                self.unreached[batch.peer] = None
 
     def _send_by_derp(self, batch: Sealed, region: int) -> None:
         node_key = self.node_key_of(batch.peer)

@@ -131,10 +131,15 @@ class Plane:
 
     def set_peer(self, peer: Peer, peer_paths: paths.PeerPaths) -> None:
         """Known to core and magicsock; WireGuard learns of it with the first packet either way."""
+        now = self._clock.now()
         self.core.add_peer(peer.handle)
-        self.magicsock.set_peer(peer.handle, peer_paths, self._clock.now())
+        self.magicsock.set_peer(peer.handle, peer_paths, now)
+        if peer_paths.home_derp and peer.handle in self.datapath.unreached:
+            del self.datapath.unreached[peer.handle]
+            self.wireguard.retry(peer.handle, now, self._clock.wall_ns())
 
     def remove_peer(self, peer: Peer) -> None:
+        self.datapath.unreached.pop(peer.handle, None)
         self.wireguard.remove_peer(peer.handle)
         self.core.remove_peer(peer.handle)
         self.magicsock.remove_peer(peer.handle)

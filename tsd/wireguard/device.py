@@ -174,6 +174,14 @@ class WireGuard:
             self._want_session(peer, now, wall_ns)
             self._schedule.arm(peer)
 
+    def retry(self, handle: int, now: float, wall_ns: int) -> None:
+        """The last initiation never left this machine: do not wait 5 s for another one."""
+        self._now = now
+        peer = self._peers.get(handle)
+        if peer is not None and peer.pending is not None:
+            self._send_initiation(peer, now, wall_ns)
+            self._schedule.arm(peer)
+
     def stage(self, handle: int, frame: Frame, now: float, wall_ns: int) -> None:
         """Keep a frame until there is a session (the oldest goes when there are too many) and ask for one."""
         self._now = now

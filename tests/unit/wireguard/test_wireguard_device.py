@@ -502,3 +502,24 @@ def test_restarted_peer_gets_a_handshake_at_once() -> None:
     wire.a.send(wire.a.udp_to(wire.b))
     wire.run()
     assert len(wire.b.received) == 1 and wire.count(INITIATION) == 1
+
+
+def test_an_initiation_that_could_not_leave_is_repeated_when_asked() -> None:
+    wire = pair()
+    wire.a.wg.retry(1, wire.clock.now(), wire.clock.wall_ns())
+    wire.a.wg.retry(99, wire.clock.now(), wire.clock.wall_ns())
+    wire.a.drain()
+    assert wire.a.out == [], "nothing is wanted yet"
+    wire.drop = lambda flight: True
+    wire.a.send(wire.a.udp_to(wire.b))
+    wire.run()
+    wire.drop = lambda flight: False
+    wire.advance(0.1)
+    wire.a.wg.retry(1, wire.clock.now(), wire.clock.wall_ns())
+    wire.a.drain()
+    wire.run()
+    assert len(wire.b.received) == 1 and wire.count(INITIATION) == 2
+    wire.a.wg.retry(1, wire.clock.now(), wire.clock.wall_ns())
+    wire.a.drain()
+    wire.run()
+    assert wire.count(INITIATION) == 2

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 DNS_PORT = 53
 SKEW_WORTH_MINDING_NS = 60 * 10**9
+CONTROL_TIME_FLOOR_NS = 1_673_373_066 * 10**9
+"""A server that says an earlier time is the one that is wrong (tailscale: ipn/ipnlocal/expiry.go)."""
 
 
 def wishes_of(prefs: Prefs) -> RouteWishes:
@@ -151,7 +153,7 @@ class Tailnet:
     def apply(self, message: MapResponse, is_first: bool) -> None:
         """One message of the map stream. Raises ProtocolError for a first one without our own node."""
         control_ns = time_ns(message.control_time)
-        if control_ns is not None:
+        if control_ns is not None and control_ns > CONTROL_TIME_FLOOR_NS:
             self._control_time = (control_ns, self._engine.options.clock.now())
         if message.keep_alive and message.node is None:
             return

@@ -1,0 +1,114 @@
+"""The tailnet without a plane: what watchers hear of maps, whose clock counts, peers that need special treatment."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tsd.base.addr import parse_ip
+from tsd.base.clock import ManualClock
+from tsd.base.entropy import SeededEntropy
+from tsd.base.keys import DiscoPrivate
+from tsd.engine.bus import Mask, NotifyBus
+from tsd.engine.health import Health
+from tsd.engine.prefs import Prefs
+from tsd.engine.tailnet import Tailnet
+from tsd.tailcfg.mapresponse import MapResponse, decode_map_response
+
+
+def node(number: int, **changes: Any) -> dict[str, Any]:
+    base = {"ID": number, "StableID": f"n{number}", "Name": f"n{number}.tn.example.", "User": 1}
+    return base | {"Key": f"nodekey:{number:064x}", "Addresses": [f"100.64.0.{number}/32"]} | changes
+
+
+def message(**parts: Any) -> MapResponse:
+    return decode_map_response(json.dumps(parts).encode())
+
+
+class Engine:
+    """As much of an engine as a tailnet without a plane looks at."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        steps = SimpleNamespace(apply=lambda config: None, base_resolvers=list)
+        self.options = SimpleNamespace(clock=self.clock, hull=SimpleNamespace(router=steps, dns=steps))
+        self.disco_private = DiscoPrivate.generate(SeededEntropy(1))
+        self.bus = NotifyBus("1", SeededEntropy(2))
+        self.health = Health(self.clock)
+        self.told_of_us: list[str] = []
+        self.account = SimpleNamespace(
+            prefs=Prefs.fresh(),
+            self_node=None,
+            update_state=lambda: None,
+            on_self_node=lambda node, profile, network: self.told_of_us.append(node.name),
+        )
+        self.plane = None
+        self.reach = SimpleNamespace(set_derp_map=lambda derp_map: None)
+        self.resolver = SimpleNamespace(own_addresses=frozenset(), configure=lambda config, base: None)
+        self.peerapi = SimpleNamespace(ports={}, serve=lambda addresses: None)
+        self.spawned: list[Any] = []
+
+    def spawn(self, work: Any) -> None:
+        self.spawned.append(work)
+
+    def arm_expiry(self, nodes: Any) -> None: ...
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def tailnet(engine: Engine) -> Tailnet:
+    return Tailnet(engine)  # type: ignore[arg-type]
+
+
+def start(tailnet: Tailnet, *peers: dict[str, Any], **parts: Any) -> None:
+    tailnet.apply(message(Node=node(1), Peers=list(peers), **parts), True)
+
+
+def test_watchers_hear_of_every_full_map_and_of_changed_peers(engine: Engine, tailnet: Tailnet) -> None:
+    plain, curious = engine.bus.watch(0), engine.bus.watch(Mask.PEER_CHANGES)
+    start(tailnet, node(2))
+    assert engine.told_of_us == ["n1.tn.example."]
+    assert [bool(told.get("SelfChange")) for told in plain.take()] == [True]
+    assert [peer["ID"] for told in curious.take() for peer in told["PeersChanged"]] == [2]
+    tailnet.apply(message(Node=node(1)), False)
+    assert [told["SelfChange"]["ID"] for told in plain.take()] == [1], "the same again is news too"
+    tailnet.apply(message(PeersChangedPatch=[{"NodeID": 2, "Online": True}]), False)
+    assert plain.take() == []
+    assert [peer["Online"] for told in curious.take() for peer in told.get("PeersChanged") or ()][-1] is True
+    tailnet.apply(message(PeersRemoved=[2]), False)
+    assert curious.take()[-1]["PeersRemoved"] == [2] and len(tailnet.peers) == 0
+    tailnet.apply(message(KeepAlive=True), False)
+    assert plain.take() == []
+
+
+@pytest.mark.parametrize(
+    ("control_time", "is_believed"),
+    [("2020-08-03T00:00:00.000000001Z", False), ("2023-11-14T22:13:40Z", False), ("2033-05-18T03:33:20Z", True)],
+)
+def test_whose_clock_counts(engine: Engine, tailnet: Tailnet, control_time: str, is_believed: bool) -> None:
+    """Ours, unless the server's is more than a minute off and could be right."""
+    start(tailnet, ControlTime=control_time)
+    engine.clock.advance(7.0)
+    expected = 2_000_000_007 * 10**9 if is_believed else engine.clock.wall_ns()
+    assert tailnet.now_ns() == expected
+
+
+def test_peers_that_need_special_treatment(tailnet: Tailnet) -> None:
+    own = parse_ip("100.64.0.1")
+    start(tailnet, node(2, IsJailed=True), node(3, SelfNodeV4MasqAddrForThisPeer="100.64.1.1"), node(4))
+    jailed, stranger = tailnet.peers.by_id(2), tailnet.peers.by_id(3)
+    assert jailed is not None and stranger is not None
+    assert list(tailnet._jailed) == [jailed.handle] and list(tailnet._aliases) == [stranger.handle]
+    assert tailnet.names_of_us() == [own, parse_ip("100.64.1.1")]
+    tailnet.apply(message(PeersChanged=[node(2), node(3)]), False)
+    assert not tailnet._jailed and tailnet.names_of_us() == [own]
+    tailnet.apply(message(PeersChanged=[node(2, IsJailed=True)]), False)
+    tailnet.apply(message(PeersRemoved=[2]), False)
+    assert not tailnet._jailed

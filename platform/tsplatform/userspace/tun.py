@@ -62,6 +62,7 @@ class NetstackTun:
         self._is_kicked = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._latest = 0.0
         self._listeners: dict[AddrPort, Listener] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -134,7 +135,12 @@ class NetstackTun:
     # -- driving the stack -------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        return self._clock.now()
+        """Never less than before, also after a timer that fired early: round trips are measured with it."""
+        now = self._clock.now()
+        if now < self._latest:
+            return self._latest
+        self._latest = now
+        return now
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -167,7 +173,8 @@ class NetstackTun:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.stack.on_deadline(max(self._timer_at, self.now()))
+        self._latest = max(self._latest, self._timer_at)
+        self.stack.on_deadline(self.now())
         self._run(())
 
     def _run(self, frames: Sequence[Frame]) -> None:

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from harness.netwire import Pair, Wire
+from tsd.hull import Frame
 from tsd.netstack.tcp import constants as c
 from tsd.netstack.tcp.connection import Connection
 
@@ -100,6 +101,46 @@ def test_reordering_alone_costs_no_timeouts() -> None:
 def test_one_percent_loss_keeps_a_useful_rate() -> None:
     pair = Pair(Wire(7, delay_s=0.01, loss=0.01), Wire(8, delay_s=0.01))
     assert run_transfer(pair, 4_000_000) < 20.0
+
+
+def test_a_stamp_from_the_future_is_no_round_trip() -> None:
+    """The clock may step back a little between a retransmission and its acknowledgement."""
+    pair = Pair()
+    client, server = pair.establish()
+    acknowledgements: list[bytes] = []
+
+    def keep(packet: bytes) -> None:
+        acknowledgements.append(packet)
+
+    pair.there.is_cut = True
+    pair.back.filter = keep
+    client.write(b"x")
+    pair.a.touch(client)
+    pair.flush()
+    pair.run(0.1)
+    pair.there.is_cut = False
+    assert pair.run(3.0, until=lambda: bool(acknowledgements))
+    pair.a.receive([Frame(acknowledgements[-1])], client.last_send_at - 0.01)
+    assert client.snd_una == client.snd_nxt and server.readable_bytes == 1
+    assert client.rto_s < 2
+
+
+def test_a_window_update_that_was_overtaken_changes_nothing() -> None:
+    pair = Pair()
+    client, server = pair.establish()
+    updates: list[bytes] = []
+    pair.back.filter = lambda packet: updates.append(packet)
+    for shrunk in (1, 0):
+        server.receive_edge = server.incoming.next + 5000 - 1000 * shrunk
+        server.receive_limit = 5000 - 1000 * shrunk
+        server.send_ack(pair.now)
+        pair.flush()
+    small, large = updates
+    client.window_end = client.snd_nxt
+    pair.a.receive([Frame(large)], pair.now)
+    wide = client.window_end
+    pair.a.receive([Frame(small)], pair.now)
+    assert client.window_end == wide > client.snd_nxt
 
 
 def test_tiny_mtu() -> None:

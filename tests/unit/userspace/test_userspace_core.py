@@ -12,6 +12,7 @@ import pytest
 import tsnative
 from harness.netwire import A4, A6, B4, B6
 from tsd.base.addr import AddrPort
+from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.dataplane.pump import Core
 from tsd.dataplane.reference import ReferenceCore
@@ -19,6 +20,7 @@ from tsd.hull import Frame
 from tsd.netstack.events import StreamAccepted
 from tsd.netstack.stack import Stack
 from tsd.netstack.tcp.connection import Connection
+from tsplatform.userspace.tun import NetstackTun
 
 
 def keyed(core: Core, prefixes: list[str], is_initiator: bool) -> Core:
@@ -77,3 +79,19 @@ def test_transfer_through_the_pump(make: Callable[[], Core], here: str, there: s
     assert server is not None and server.is_at_eof
     assert digest.digest() == hashlib.sha256(data).digest()
     assert coalesced and not b.drops and not a.drops
+
+
+async def test_time_does_not_go_back_after_a_timer_that_fired_early() -> None:
+    """An event loop may fire up to a clock tick early; the stack sees the time of the deadline, and goes on from it."""
+    clock = ManualClock()
+    tun = NetstackTun([ip_address(A4)], clock=clock)
+    tun.attach(lambda frames: None)
+    with pytest.raises(TimeoutError):
+        await tun.connect(AddrPort(ip_address(B4), 80), timeout_s=0.01)
+    due = clock.now() + 0.001
+    tun._timer_at = due
+    tun._on_timer()
+    assert tun.now() == due
+    clock.advance(0.5)
+    assert tun.now() == clock.now()
+    tun.close()

@@ -214,6 +214,8 @@ class Connection(Receiver):
             return
         window = segment.window << self.send_shift
         end = ack + window
+        if window and end < self.window_end and (seq, ack) == (self.window_seq, self.window_ack):
+            return  # overtaken by a later update of the same window
         self.window_seq = seq
         self.window_ack = ack
         self.window_end = end

@@ -138,7 +138,9 @@ class Sender(Tcb):
         if rtt_s >= 0:
             self._update_rtt(rtt_s)
         elif advanced > 0 and echo:
-            self._update_rtt(((self.ts_now(now) - echo) & 0xFFFFFFFF) / 1000)
+            passed_ms = (self.ts_now(now) - echo) & 0xFFFFFFFF
+            if passed_ms < 0x80000000:  # else a stamp that we have not sent yet
+                self._update_rtt(passed_ms / 1000)
         self._judge(ack, advanced, delivered, flight, rtt_s, echo, now)
         if advanced > 0:
             self._arm(now)

@@ -60,13 +60,21 @@ class Rule(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One request and what it is called in an error; `tolerated` errors count as done."""
+    """One request and what it is called in an error; `tolerated` errors count as done.
+
+    `subject` is what comes or goes: a `Route`, a `Rule`, an (address, prefix length), or whether the interface is up.
+    """
 
     what: str
     kind: int
     flags: int
     body: bytes
     tolerated: frozenset[int]
+    subject: object = None
+
+    @property
+    def is_deletion(self) -> bool:
+        return self.kind in (_DELADDR, _DELROUTE, _DELRULE)
 
 
 _EXISTS = frozenset({errno.EEXIST})
@@ -242,7 +250,7 @@ def set_link(index: int, *, is_up: bool, mtu_bytes: int = 0) -> Change:
     body = struct.pack("=BBHiII", socket.AF_UNSPEC, 0, 0, index, _IFF_UP if is_up else 0, _IFF_UP)
     if mtu_bytes:
         body += _u32(_IFLA_MTU, mtu_bytes)
-    return Change(f"set the interface {'up' if is_up else 'down'}", _NEWLINK, 0, body, frozenset())
+    return Change(f"set the interface {'up' if is_up else 'down'}", _NEWLINK, 0, body, frozenset(), is_up)
 
 
 def limit_gso(index: int, most_bytes: int) -> Change:
@@ -258,11 +266,12 @@ def _address(index: int, ip: IPAddress, length: int, flags: int) -> bytes:
 
 def add_address(index: int, ip: IPAddress, length: int) -> Change:
     flags = _IFA_F_NODAD if ip.version == 6 else 0
-    return Change(f"add the address {ip}", _NEWADDR, _CREATE | _EXCL, _address(index, ip, length, flags), _EXISTS)
+    body = _address(index, ip, length, flags)
+    return Change(f"add the address {ip}", _NEWADDR, _CREATE | _EXCL, body, _EXISTS, (ip, length))
 
 
 def delete_address(index: int, ip: IPAddress, length: int) -> Change:
-    return Change(f"delete the address {ip}", _DELADDR, 0, _address(index, ip, length, 0), _GONE)
+    return Change(f"delete the address {ip}", _DELADDR, 0, _address(index, ip, length, 0), _GONE, (ip, length))
 
 
 def _route(route: Route, table: int, index: int) -> bytes:
@@ -277,11 +286,11 @@ def _route(route: Route, table: int, index: int) -> bytes:
 
 def add_route(route: Route, table: int, index: int) -> Change:
     what = f"add the {'throw ' if route.is_throw else ''}route {route.prefix}"
-    return Change(what, _NEWROUTE, _CREATE | _REPLACE, _route(route, table, index), _EXISTS)
+    return Change(what, _NEWROUTE, _CREATE | _REPLACE, _route(route, table, index), _EXISTS, route)
 
 
 def delete_route(route: Route, table: int, index: int) -> Change:
-    return Change(f"delete the route {route.prefix}", _DELROUTE, 0, _route(route, table, index), _GONE)
+    return Change(f"delete the route {route.prefix}", _DELROUTE, 0, _route(route, table, index), _GONE, route)
 
 
 def _rule(rule: Rule) -> bytes:
@@ -298,8 +307,8 @@ def _rule(rule: Rule) -> bytes:
 
 def add_rule(rule: Rule) -> Change:
     body = _rule(rule) + _attribute(_FRA_PROTOCOL, bytes((_RTPROT_STATIC,)))
-    return Change(f"add the IPv{rule.family} rule {rule.priority}", _NEWRULE, _CREATE | _EXCL, body, _EXISTS)
+    return Change(f"add the IPv{rule.family} rule {rule.priority}", _NEWRULE, _CREATE | _EXCL, body, _EXISTS, rule)
 
 
 def delete_rule(rule: Rule) -> Change:
-    return Change(f"delete the IPv{rule.family} rule {rule.priority}", _DELRULE, 0, _rule(rule), _GONE)
+    return Change(f"delete the IPv{rule.family} rule {rule.priority}", _DELRULE, 0, _rule(rule), _GONE, rule)

@@ -1,0 +1,46 @@
+"""The undo journal: survives a crash, counts only where it was written, never raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsplatform.linux.journal import Entry, Scope, UndoJournal
+
+HERE = Scope("boot", "net")
+SLOT = Entry("slot", 1, "tsd1")
+
+
+def test_what_was_noted_is_read_by_the_next_daemon(tmp_path: Path) -> None:
+    journal = UndoJournal(tmp_path, HERE)
+    journal.note(SLOT)
+    journal.note(SLOT)
+    later = UndoJournal(tmp_path, HERE)
+    assert later.entries == (SLOT,)
+    later.forget(SLOT)
+    assert not later.path.exists() and UndoJournal(tmp_path, HERE).entries == ()
+
+
+def test_kernel_objects_of_another_boot_or_namespace_are_gone(tmp_path: Path) -> None:
+    UndoJournal(tmp_path, HERE).note(SLOT)
+    assert UndoJournal(tmp_path, Scope("later", "net")).entries == ()
+    assert UndoJournal(tmp_path, Scope("boot", "other")).entries == ()
+
+
+def test_a_damaged_file_undoes_nothing(tmp_path: Path) -> None:
+    for text in ("", "{", "[]", '{"scope": 1}', '{"scope": {"boot": "boot", "network": "net"}, "entries": [1]}'):
+        (tmp_path / "undo.json").write_text(text)
+        journal = UndoJournal(tmp_path, HERE)
+        assert journal.entries == ()
+        journal.note(SLOT)
+        assert UndoJournal(tmp_path, HERE).entries == (SLOT,)
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    journal = UndoJournal(tmp_path / "no" / "such", HERE)
+    journal.note(SLOT)
+    assert journal.entries == (SLOT,)
+    journal.forget(SLOT)
+
+
+def test_the_scope_is_read_from_the_kernel() -> None:
+    assert Scope.current() == Scope.current() and Scope.current().network.startswith("net:")

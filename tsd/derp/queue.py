@@ -14,6 +14,7 @@ class FrameQueue:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
+        self.packets = 0
         self.dropped = 0
         self._stretches: deque[tuple[bytes, int]] = deque()
 
@@ -24,9 +25,11 @@ class FrameQueue:
         """Append, making room at the head; what is larger than the queue replaces everything."""
         self._stretches.append((frames, packets))
         self.size_bytes += len(frames)
+        self.packets += packets
         while self.size_bytes > self.limit_bytes and len(self._stretches) > 1:
             gone, count = self._stretches.popleft()
             self.size_bytes -= len(gone)
+            self.packets -= count
             self.dropped += count
 
     def take(self, budget_bytes: int, max_packets: int = 1 << 30) -> list[bytes]:
@@ -40,10 +43,11 @@ class FrameQueue:
             stretches.popleft()
             taken.append(frames)
             left -= len(frames)
+            self.packets -= packets
             max_packets -= packets
         self.size_bytes -= budget_bytes - left
         return taken
 
     def clear(self) -> None:
         self._stretches.clear()
-        self.size_bytes = 0
+        self.size_bytes = self.packets = 0

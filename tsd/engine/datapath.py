@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from tsd.base.clock import Clock
 from tsd.base.keys import NodePublic
 from tsd.base.log import TRACE, DropCounter, fields
 from tsd.dataplane.pump import Core, Opened, Other, Sealed
+from tsd.derp.bundle import unbundle
 from tsd.engine.driver import Driver
 from tsd.filter.filter import PacketFilter
 from tsd.hull import Frame, Tun
@@ -214,18 +215,9 @@ class DataPath:
         self._driver.kick()
 
     def from_derp(self, packets: list[bytes], source: DerpSource) -> None:
-        """Packets of one peer by relay; runs of equal length are opened together."""
-        start = 0
-        while start < len(packets):
-            size = len(packets[start])
-            end = start + 1
-            while end < len(packets) and end - start < _RUN_PACKETS and len(packets[end]) == size:
-                end += 1
-            if end < len(packets) and end - start < _RUN_PACKETS and len(packets[end]) < size:
-                end += 1
-            run = packets[start] if end == start + 1 else b"".join(packets[start:end])
-            self.from_underlay(run, size, source)
-            start = end
+        """Packets of one peer by relay; what fits together is opened together."""
+        for run, size in _runs(packets):
+            self.from_underlay(run[0] if len(run) == 1 else b"".join(run), size, source)
 
     def _not_data(self, kind: Other, datagram: bytes, source: Source, now: float) -> None:
         if kind is Other.HANDSHAKE:
@@ -252,3 +244,24 @@ class DataPath:
         if verdict.reject_tsmp is not None:
             self.send([Frame(verdict.reject_tsmp)])
         return False
+
+
+def _runs(packets: list[bytes]) -> Iterator[tuple[list[bytes | memoryview], int]]:
+    """(pieces, bytes of one datagram): datagrams of one length that follow each other, only the last may be shorter."""
+    run: list[bytes | memoryview] = []
+    size = room = 0
+    for packet in packets:
+        piece, unit = unbundle(packet) or (packet, len(packet))
+        count = -(-len(piece) // unit) if unit else 1
+        if run and count <= room and (unit == size or (count == 1 and len(piece) < size)):
+            run.append(piece)
+            room -= count
+        else:
+            if run:
+                yield run, size
+            run, size, room = [piece], unit, _RUN_PACKETS - count
+        if len(piece) % size if size else True:
+            yield run, size
+            run = []
+    if run:
+        yield run, size

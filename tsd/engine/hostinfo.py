@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tsd.base.addr import IPAddress
 from tsd.base.keys import MachinePublic
+from tsd.derp import bundle
 from tsd.engine.prefs import Prefs
 from tsd.tailcfg.hostinfo import Hostinfo, NetInfo, Service
 
@@ -100,7 +101,7 @@ def build(
         go_arch=GO_ARCH.get(facts.machine, facts.machine),
         routable_ips=tuple(str(p) for p in sorted(prefs.advertise_routes, key=_prefix_order)) or None,
         request_tags=tuple(sorted(prefs.advertise_tags)) or None,
-        services=(*services, Service(proto="peerapi-dns-proxy", port=1)),
+        services=(*services, Service(proto="peerapi-dns-proxy", port=1), Service(proto=bundle.SERVICE, port=1)),
         net_info=net_info,
         userspace=is_userspace,
         userspace_router=is_userspace,

@@ -9,6 +9,7 @@ from ipaddress import ip_network
 from tsd.base.addr import IPAddress
 from tsd.base.errors import DecodeError
 from tsd.base.keys import NodePublic
+from tsd.derp.bundle import SERVICE
 from tsd.tailcfg.node import Node
 
 
@@ -24,6 +25,8 @@ class Peer:
     last_handshake_ns: int = 0
     last_write_ns: int = 0
     last_data_send: float = 0.0
+    takes_bundles: bool = False
+    """Whether several datagrams may come in one relay packet."""
 
     @property
     def short_name(self) -> str:
@@ -93,6 +96,7 @@ class PeerTable:
         else:
             peer = Peer(self._next_handle, node, node_key, node_addresses(node))
             self._next_handle += 1
+        peer.takes_bundles = node.hostinfo is not None and node.hostinfo.service_port(SERVICE) == 1
         self._index(peer)
         return peer, replaced
 

@@ -176,7 +176,9 @@ class Plane:
         self._sockets.send(remote, datagrams, datagram_bytes)
 
     def send_derp(self, region: int, peer: NodePublic, datagrams: bytes, datagram_bytes: int) -> None:
-        self.derp.send_many(region, peer, datagrams, datagram_bytes)
+        known = self._peers.by_key(peer)
+        bundled = known is not None and known.takes_bundles
+        self.derp.send_many(region, peer, datagrams, datagram_bytes, bundled=bundled)
 
     def _on_wireguard(self, output: events.Output) -> None:
         now = self._clock.now()

@@ -3,7 +3,7 @@
 Spec: tailscale: derp/derphttp. Writes happen in one synchronous step that hands whole frames to the transport, so
 no cancelled task can cut a frame (W25). Queues are bounded in bytes and drop their oldest packets (W26). Upstream's
 relay holds 32 packets per receiver and drops the rest, so data leaves in small paced chunks unless the relay says
-that its queues are deep. Which regions are open, and when to dial again, is decided by `tsd.transport.derp_pool`.
+that its queues are deep; receivers that can take them get bundles (`tsd.derp.bundle`). Which regions are open, and when to dial again, is decided by `tsd.transport.derp_pool`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tsd.base.keys import NodePublic
 from tsd.base.log import fields
 from tsd.derp import client as machine
 from tsd.derp import frames
+from tsd.derp.bundle import bundles
 from tsd.derp.client import DerpClientMachine
 from tsd.derp.frames import FrameType
 from tsd.derp.queue import FrameQueue
@@ -37,9 +38,8 @@ CONNECT_TIMEOUT_S = 10.0
 _HEAD_MAX_BYTES = 16 << 10
 _WRITE_HIGH_BYTES = 256 << 10
 _CHUNK_PACKETS = 8
-_CHUNK_BYTES = 11 << 10
-_PACE_BYTES_PER_S = 48 << 20
-_PACE_BURST_BYTES = 24 << 10
+_PACE_PACKETS_PER_S = 38_000
+_PACE_BURST_PACKETS = 18
 _PACE_TICK_S = 0.0002
 _DEEP_QUEUE_BYTES = 256 << 10
 
@@ -79,7 +79,7 @@ class DerpConnection(asyncio.Protocol):
         self._is_paused = False
         self._flush_due = False
         self._bucket: _Bucket | None = None
-        self._pace: _Bucket | None = _Bucket(_PACE_BYTES_PER_S, _PACE_BURST_BYTES)
+        self._pace: _Bucket | None = _Bucket(_PACE_PACKETS_PER_S, _PACE_BURST_PACKETS)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._pacer = options.new_timer(self._flush)
@@ -111,8 +111,13 @@ class DerpConnection(asyncio.Protocol):
         queue.push(frames.send_packet(dst.raw, packet))
         self._wake()
 
-    def send_many(self, dst: NodePublic, datagrams: bytes, datagram_bytes: int) -> None:
+    def send_many(self, dst: NodePublic, datagrams: bytes, datagram_bytes: int, *, bundled: bool = False) -> None:
         """Queue datagrams that lie back to back (as in `Sealed`), framed a few at a time."""
+        if bundled:
+            for packet in bundles(datagrams, datagram_bytes):
+                self._data.push(frames.send_packet(dst.raw, packet))
+            self._wake()
+            return
         size = datagram_bytes or len(datagrams) or 1
         step = size * _CHUNK_PACKETS
         for at in range(0, len(datagrams), step):
@@ -321,20 +326,20 @@ class DerpConnection(asyncio.Protocol):
         if self._pace is None:
             pieces += self._data.take(_WRITE_HIGH_BYTES)
         elif self._pace.has_tokens(now):
-            pieces += self._data.take(_CHUNK_BYTES, _CHUNK_PACKETS)
+            before = self._data.packets
+            pieces += self._data.take(_WRITE_HIGH_BYTES, _CHUNK_PACKETS)
+            self._pace.take(before - self._data.packets)
         if pieces:
             self._write(transport, b"".join(pieces), now)
         if (self._data or self._urgent) and not self._is_paused:
             self._flush_due = True
-            if self._pace is None or self._pace.has_tokens(now, _CHUNK_BYTES):
+            if self._pace is None or self._pace.has_tokens(now, _CHUNK_PACKETS):
                 self._loop.call_soon(self._flush)
             else:
                 self._pacer.start(_PACE_TICK_S)
 
     def _write(self, transport: asyncio.Transport, raw: bytes, now: float) -> None:
         self.last_write = now
-        if self._pace is not None:
-            self._pace.take(len(raw))
         if self._bucket is not None:
             if not self._bucket.has_tokens(now, len(raw)):
                 return
@@ -343,11 +348,11 @@ class DerpConnection(asyncio.Protocol):
 
 
 class _Bucket:
-    """A token bucket in bytes; `take` may overdraw it."""
+    """A token bucket in bytes or packets; `take` may overdraw it."""
 
-    def __init__(self, rate_bytes_per_s: int, burst_bytes: int) -> None:
-        self._rate, self._burst = rate_bytes_per_s, burst_bytes
-        self._tokens = float(burst_bytes)
+    def __init__(self, rate_per_s: int, burst: int) -> None:
+        self._rate, self._burst = rate_per_s, burst
+        self._tokens = float(burst)
         self._at = 0.0
 
     def has_tokens(self, now: float, wanted: int = 1) -> bool:
@@ -355,8 +360,8 @@ class _Bucket:
         self._at = now
         return self._tokens >= wanted
 
-    def take(self, size_bytes: int) -> None:
-        self._tokens -= size_bytes
+    def take(self, count: int) -> None:
+        self._tokens -= count
 
 
 def _local_ip(transport: asyncio.Transport) -> IPAddress | None:

@@ -112,13 +112,15 @@ class DerpPool:
         connection.send(dst, packet)
         return True
 
-    def send_many(self, region_id: int, dst: NodePublic, datagrams: bytes, datagram_bytes: int) -> bool:
-        """As `send`, for datagrams that lie back to back."""
+    def send_many(
+        self, region_id: int, dst: NodePublic, datagrams: bytes, datagram_bytes: int, *, bundled: bool = False
+    ) -> bool:
+        """As `send`, for datagrams that lie back to back; `bundled` when `dst` unpacks bundles."""
         connection = self._for_sending(region_id)
         if connection is None:
             self.drops.add("no relay", -(-len(datagrams) // (datagram_bytes or len(datagrams) or 1)))
             return False
-        connection.send_many(dst, datagrams, datagram_bytes)
+        connection.send_many(dst, datagrams, datagram_bytes, bundled=bundled)
         return True
 
     def is_connected(self, region_id: int) -> bool:

@@ -10,6 +10,7 @@ from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import DecodeError, ProtocolError
 from tsd.base.keys import DiscoPrivate, NodePrivate
 from tsd.derp import frames
+from tsd.derp.bundle import bundles, unbundle
 from tsd.derp.client import DerpClientMachine
 from tsd.derp.frames import ClientInfo, FrameSplitter
 from tsd.derp.server import DerpRouter
@@ -33,6 +34,13 @@ def fuzz_stun(data: bytes) -> None:
             decode(data)
     StunResponder().respond(data, SOURCE)
     NetcheckMachine(entropy=SeededEntropy(1)).receive_stun(data, SOURCE, 1.0)
+
+
+def fuzz_derp_bundle(data: bytes) -> None:
+    found = unbundle(data)
+    if found is not None:
+        again = bundles(bytes(found[0]), found[1])
+        assert sum(len(piece) - 6 * (unbundle(piece) is not None) for piece in again) == len(found[0])
 
 
 def fuzz_disco_plaintext(data: bytes) -> None:

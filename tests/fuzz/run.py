@@ -26,6 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "platform"), str(ROOT / "native"), str(HER
 Target = Callable[[bytes], None]
 
 MAX_BYTES = 4096
+# Ours, and the libraries that see foreign bytes for us.
+INSTRUMENTED = ["tsd", "tsplatform", "tsctl", "h11", "h2", "hpack", "hyperframe", "dns"]
 # One input that takes this long, or a process that grows this big, counts as a crash.
 LIMITS = ("-timeout=30", "-rss_limit_mb=2048", f"-max_len={MAX_BYTES}")
 
@@ -142,7 +144,7 @@ def guided(name: str, arguments: list[str]) -> int:
             import tsnative  # noqa: F401  (its extension module is found by the finder that goes next)
     # Finders of editable installs hide the sources from the instrumentation.
     sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
-    with atheris.instrument_imports(include=["tsd", "tsplatform", "tsctl"]):
+    with atheris.instrument_imports(include=INSTRUMENTED):
         target = dict(load_targets())[name]
     atheris.Setup([sys.argv[0], *arguments], target)
     atheris.Fuzz()

@@ -6,6 +6,8 @@ it with the first query: dnspython costs more time than all other rooms of the e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import dns.exception
 import dns.flags
 import dns.message
@@ -163,9 +165,8 @@ def question(name: str, rdtype: str, query_id: int | None = None) -> bytes:
 
 def name_in(wire: bytes) -> str | None:
     """The name that a query asks for, "." when it asks for none; None for garbage."""
-    try:
-        message = dns.message.from_wire(wire, ignore_trailing=True)
-    except (dns.exception.DNSException, ValueError):
+    message = _parsed(wire)
+    if message is None:
         return None
     return message.question[0].name.to_text() if message.question else "."
 
@@ -180,9 +181,61 @@ def failure(wire: bytes) -> bytes:
 
 def addresses_in(reply: bytes) -> list[IPAddress]:
     """A and AAAA records of a reply; empty for garbage."""
-    try:
-        message = dns.message.from_wire(reply, ignore_trailing=True)
-    except (dns.exception.DNSException, ValueError):
+    message = _parsed(reply)
+    if message is None:
         return []
     wanted = (dns.rdatatype.A, dns.rdatatype.AAAA)
     return [parse_ip(rdata.address) for rrset in message.answer if rrset.rdtype in wanted for rdata in rrset]
+
+
+def answer_count(reply: bytes) -> int:
+    return int.from_bytes(reply[6:8], "big")
+
+
+def open_alias(reply: bytes) -> tuple[str, str] | None:
+    """(target, "A" or "AAAA") of a reply that ends in an alias without the addresses that were asked for.
+
+    None for every other reply; `DecodeError` for aliases that lead in a circle.
+    """
+    message = _parsed(reply)
+    if message is None or message.rcode() != dns.rcode.NOERROR or not message.answer or not message.question:
+        return None
+    wanted = message.question[0].rdtype
+    if wanted not in (dns.rdatatype.A, dns.rdatatype.AAAA):
+        return None
+    aliases = {rrset.name: rrset[0].target for rrset in message.answer if rrset.rdtype == dns.rdatatype.CNAME}
+    name, seen = message.question[0].name, set()
+    while name in aliases:
+        if name in seen:
+            raise DecodeError("dns", "aliases lead in a circle")
+        seen.add(name)
+        name = aliases[name]
+    if not seen or any(rrset.name == name and rrset.rdtype == wanted for rrset in message.answer):
+        return None
+    return name.to_text(omit_final_dot=True).lower(), dns.rdatatype.to_text(wanted)
+
+
+def with_addresses(reply: bytes, target: str, rdtype: str, ips: Iterable[IPAddress]) -> bytes:
+    """The reply with our own records for the alias's target."""
+    message = _parsed(reply)
+    texts = [str(ip) for ip in ips if ip.version == (4 if rdtype == "A" else 6)]
+    if message is None or not texts:
+        return reply
+    message.answer.append(dns.rrset.from_text(target + ".", TTL_S, "IN", rdtype, *texts))
+    return message.to_wire(max_size=65535)
+
+
+def joined(reply: bytes, more: bytes) -> bytes:
+    """The answers of both; the first one's question stays."""
+    message, other = _parsed(reply), _parsed(more)
+    if message is None or other is None:
+        return reply
+    message.answer += [rrset for rrset in other.answer if rrset not in message.answer]
+    return message.to_wire(max_size=65535)
+
+
+def _parsed(wire: bytes) -> dns.message.Message | None:
+    try:
+        return dns.message.from_wire(wire, ignore_trailing=True)
+    except (dns.exception.DNSException, ValueError):
+        return None

@@ -5,6 +5,7 @@ Used by the SOCKS5 and HTTP proxies, by `tsctl nc` and by our own clients (tails
 
 from __future__ import annotations
 
+import errno
 from typing import Protocol
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
@@ -25,6 +26,9 @@ class NameSource(Protocol):
         """Whether a peer is the way to this address."""
 
     def is_own(self, ip: IPAddress) -> bool: ...
+
+    def held_back(self, ip: IPAddress) -> str:
+        """Why an address must not be reached from the host itself: its traffic belongs to an exit node. Else ""."""
 
     async def resolve_upstream(self, name: str) -> list[IPAddress]:
         """Addresses of a foreign name by the resolvers in force. Raises OSError."""
@@ -63,6 +67,9 @@ class Dialer:
             return await self._dial_self(remote, timeout_s)
         if self._names.is_overlay(remote.ip):
             return await self._net.connect(remote, timeout_s)
+        reason = self._names.held_back(remote.ip)
+        if reason:
+            raise OSError(errno.ENETUNREACH, reason)
         return await connect_host(remote, timeout_s)
 
     async def _dial_self(self, remote: AddrPort, timeout_s: float) -> Stream:
@@ -73,4 +80,7 @@ class Dialer:
         """A UDP port for talking to `ip`: on the overlay, or None when the host's own socket should be used."""
         if self._names.is_overlay(ip):
             return await self._net.open_datagram(None, ip.version)
+        reason = self._names.held_back(ip)
+        if reason:
+            raise OSError(errno.ENETUNREACH, reason)
         return None

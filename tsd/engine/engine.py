@@ -97,7 +97,7 @@ class Engine:
         self.tailnet = Tailnet(self)
         self.account.now_ns = self.tailnet.now_ns
         self.dialer = Dialer(options.hull.net, self)
-        self.resolver = Resolver(self.dialer)
+        self.resolver = Resolver(self.dialer, options.hull.dns.base_resolvers)
         self.pings = Pings(self, self._clock, options.entropy)
         self.peerapi = PeerApi(options.hull.net, self, options.entropy)
         self.reach = Reach(
@@ -423,7 +423,10 @@ class Engine:
         return ip in self.tailnet.own_addresses
 
     def is_overlay(self, ip: IPAddress) -> bool:
-        return self.tailnet.is_routed(ip)
+        return self.tailnet.is_routed(ip) and not self.tailnet.stays_local(ip)
+
+    def held_back(self, ip: IPAddress) -> str:
+        return self.tailnet.held_back(ip)
 
     def own_address_for(self, ip: IPAddress) -> IPAddress | None:
         return next((own for own in self.tailnet.own_addresses if own.version == ip.version), None)
@@ -461,8 +464,9 @@ class Engine:
         return self.resolver.lookup(name)
 
     async def resolve_upstream(self, name: str) -> list[IPAddress]:
-        """Split-DNS names by their upstream, everything else by the host."""
-        if self.resolver.upstreams_for(name) and self.tailnet.wants_own_dns:
+        """Names for which control chose upstreams by those, everything else by the host."""
+        is_local = name.rstrip(".").lower() == "localhost"
+        if self.tailnet.wants_own_dns and self.resolver.configured_for(name) and not is_local:
             return await self.resolver.addresses(name)
         found: list[IPAddress] = await self.options.resolve_host(name)
         return found

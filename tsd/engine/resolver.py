@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort, IPAddress, parse_ip
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 RACE_DELAY_S = 0.2
 MAX_CONCURRENT = 256
+MAX_ALIASES = 8
 _OWN = frozenset({QUAD_100, QUAD_100_V6})
 
 
@@ -32,22 +34,22 @@ _SERVFAIL, _REFUSED = 2, 5
 class Resolver:
     """One per engine; `configure` swaps names and upstreams at once."""
 
-    def __init__(self, dialer: Dialer) -> None:
+    def __init__(self, dialer: Dialer, base_resolvers: Callable[[], Sequence[str]] = tuple) -> None:
+        """`base_resolvers` tells the host's own upstreams; asked each time, for they change with its networks."""
         self._dialer = dialer
+        self._base = base_resolvers
         self._zone = Zone({})
         self._routes: dict[str, tuple[str, ...]] = {}
         self._default: tuple[str, ...] = ()
-        self._base: tuple[str, ...] = ()
         self._search: tuple[str, ...] = ()
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self.own_addresses: frozenset[IPAddress] = frozenset()
 
-    def configure(self, config: DnsConfig, base_resolvers: list[str]) -> None:
+    def configure(self, config: DnsConfig) -> None:
         own_zones = tuple(suffix for suffix, upstreams in config.routes.items() if not upstreams)
         self._zone = Zone(config.hosts, (*magic_suffixes(config.magic_suffix), *own_zones))
         self._routes = {s.strip(".").lower(): tuple(ups) for s, ups in config.routes.items() if ups}
         self._default = config.resolvers
-        self._base = tuple(base_resolvers)
         self._search = config.search_domains
 
     def lookup(self, name: str) -> list[IPAddress]:
@@ -61,27 +63,59 @@ class Resolver:
         return list(found)
 
     def upstreams_for(self, name: str) -> tuple[str, ...]:
+        return self.configured_for(name) or tuple(self._base())
+
+    def configured_for(self, name: str) -> tuple[str, ...]:
+        """Upstreams that control chose for a name; empty when the host's own are to be asked."""
         plain = name.rstrip(".").lower()
         fitting = [s for s in self._routes if plain == s or plain.endswith("." + s)]
         if fitting:
             return self._routes[max(fitting, key=lambda s: s.count("."))]
-        return self._default or self._base
+        return self._default
 
     async def query(self, wire: bytes, over_tcp: bool = False) -> bytes:
-        """The reply to a query in wire form; SERVFAIL when nobody answers."""
+        """The reply to a query in wire form; SERVFAIL when nobody answers, FORMERR for what is no query."""
         from tsd.dns import wire as codec  # here, because dnspython takes longer to import than the whole engine
 
+        if len(wire) > 2 and wire[2] & 0x80:
+            return wire[:2] + b"\x81\x01" + bytes(8)
         own = codec.answer(self._zone, wire, max_bytes=65535 if over_tcp else None)
         if own is not None:
             return own
         name = codec.name_in(wire)
         if name is None:
-            return wire[:2] + b"\x81\x01" + bytes(8)
+            return wire[:2].ljust(2, b"\0") + b"\x81\x01" + bytes(8)
         if self._slots.locked():
             return codec.failure(wire)
         async with self._slots:
-            reply = await self._race(wire, self.upstreams_for(name), over_tcp)
+            upstreams = self.upstreams_for(name)
+            reply = await self._race(wire, upstreams, over_tcp)
+            if reply is not None:
+                reply = await self._follow(reply, wire, upstreams, over_tcp)
         return reply if reply is not None else codec.failure(wire)
+
+    async def _follow(self, reply: bytes, wire: bytes, upstreams: tuple[str, ...], over_tcp: bool) -> bytes | None:
+        """Follow an alias to a name of ours, or into a zone of other upstreams. None when there is no end to it."""
+        from tsd.dns import wire as codec
+
+        for _ in range(MAX_ALIASES):
+            try:
+                alias = codec.open_alias(reply)
+            except DecodeError:
+                return None
+            if alias is None:
+                return reply
+            target, rdtype = alias
+            if self._zone.owns(target):
+                return codec.with_addresses(reply, target, rdtype, self._zone.lookup(target))
+            others = self.configured_for(target)
+            if not others or others == upstreams:
+                return reply
+            more = await self._race(codec.question(target, rdtype, int.from_bytes(wire[:2], "big")), others, over_tcp)
+            if more is None or codec.answer_count(more) == 0:
+                return reply
+            reply, upstreams = codec.joined(reply, more), others
+        return None
 
     def resolvers_json(self, name: str) -> list[dict[str, Any]]:
         """Who would be asked for a name, as `dns query` shows it."""
@@ -150,7 +184,9 @@ class Resolver:
             await asyncio.sleep(delay_s)
         reply = await asyncio.wait_for(self._ask_udp(target, wire), TIMEOUT_S / 2)
         if over_tcp and reply[2] & 0x02:
-            return await asyncio.wait_for(self._ask_tcp(target, wire), TIMEOUT_S / 2)
+            reply = await asyncio.wait_for(self._ask_tcp(target, wire), TIMEOUT_S / 2)
+            if not _answers(reply, wire):
+                raise ConnectionError("upstream answered something else")
         return reply
 
     async def _ask_udp(self, target: AddrPort, wire: bytes) -> bytes:
@@ -161,7 +197,7 @@ class Resolver:
             port.send(wire, target)
             while True:
                 reply, source = await port.receive()
-                if source == target and len(reply) >= 12 and reply[:2] == wire[:2]:
+                if source == target and _answers(reply, wire):
                     return reply
         finally:
             port.close()
@@ -181,13 +217,23 @@ class Resolver:
             await stream.close()
 
 
+def _answers(reply: bytes, wire: bytes) -> bool:
+    """Whether a reply is one to this query: its number, and the question itself when it is repeated."""
+    if len(reply) < 12 or reply[:2] != wire[:2] or not reply[2] & 0x80:
+        return False
+    end = 12
+    while end < len(wire) and wire[end]:
+        end += wire[end] + 1
+    return reply[4:6] == b"\0\0" or reply[12 : end + 5].lower() == wire[12 : end + 5].lower()
+
+
 class _UdpQuestion(asyncio.DatagramProtocol):
-    def __init__(self, query_id: bytes) -> None:
-        self._query_id = query_id
+    def __init__(self, wire: bytes) -> None:
+        self._wire = wire
         self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        if len(data) >= 12 and data[:2] == self._query_id and not self.reply.done():
+        if _answers(data, self._wire) and not self.reply.done():
             self.reply.set_result(data)
 
     def error_received(self, exc: Exception) -> None:
@@ -198,7 +244,7 @@ class _UdpQuestion(asyncio.DatagramProtocol):
 async def _ask_host_udp(target: AddrPort, wire: bytes) -> bytes:
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.create_datagram_endpoint(
-        lambda: _UdpQuestion(wire[:2]), remote_addr=(str(target.ip), target.port)
+        lambda: _UdpQuestion(wire), remote_addr=(str(target.ip), target.port)
     )
     try:
         transport.sendto(wire)

@@ -103,6 +103,26 @@ class Tailnet:
     def is_routed(self, ip: IPAddress) -> bool:
         return self.peer_for(ip) is not None
 
+    def stays_local(self, ip: IPAddress) -> bool:
+        """Addresses that an exit node's default route does not cover: this host, and its networks if so wished."""
+        if ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast:
+            return True
+        wishes = self.plan.wishes
+        if wishes is None or not (wishes.wants_exit_node and wishes.exit_node_allow_lan):
+            return False
+        if self.peers.by_address(ip) is not None:
+            return False
+        networks = self._engine.options.hull.links.state().interface_addresses.values()
+        return any(ip.version == prefix.version and ip in prefix for prefixes in networks for prefix in prefixes)
+
+    def held_back(self, ip: IPAddress) -> str:
+        """Nothing leaks around a chosen exit node that is missing, offers no route or has expired."""
+        wishes, state = self.plan.wishes, self._engine.account.state
+        if wishes is None or not wishes.wants_exit_node or not state.is_configured or self.stays_local(ip):
+            return ""
+        chosen = wishes.exit_node_id or wishes.exit_node_ip
+        return f"exit node {chosen} is not available, and traffic does not go around it"
+
     def nodes(self) -> list[Node]:
         """All nodes of the netmap, ourselves first."""
         return [] if self.netmap is None else [self.netmap.self_node, *self.netmap.peers.values()]
@@ -349,7 +369,7 @@ class Tailnet:
                 log.error(fields(f"{what} not applied", reason=err))
                 code = "router-failed" if what == "router" else "dns-set-os-config-failed"
                 self._engine.health.set(code, error=err)
-        self._engine.resolver.configure(plan.dns, hull.dns.base_resolvers())
+        self._engine.resolver.configure(plan.dns)
 
     async def _serve_peerapi(self) -> None:
         before = dict(self._engine.peerapi.ports)

@@ -295,6 +295,9 @@ class EngineBackend(OptionalBackend):
         except OSError as err:
             raise ApiError(502, f"resolve failure: {err}") from None
         routed = [ip for ip in addresses if engine.is_overlay(ip)]
+        held = next((reason for ip in addresses if (reason := engine.held_back(ip))), "") if not routed else ""
+        if held:
+            raise ApiError(502, f"dial failure: {held}")
         if not routed or network.startswith("udp"):
             return _host_port(str(addresses[0]), port)
         failure: Exception = OSError("no address")

@@ -49,7 +49,7 @@ async def upstream(rcode: int = 0) -> tuple[_Upstream, str]:
 def resolver(**config: Any) -> Resolver:
     made = Resolver(_Dialer())  # type: ignore[arg-type]
     hosts = {"web.tn.example": (parse_ip("100.64.0.7"),)}
-    made.configure(DnsConfig(hosts=hosts, search_domains=("tn.example",), magic_suffix="tn.example", **config), [])
+    made.configure(DnsConfig(hosts=hosts, search_domains=("tn.example",), magic_suffix="tn.example", **config))
     return made
 
 

@@ -132,6 +132,9 @@ class _Names:
     def is_own(self, ip: IPAddress) -> bool:
         return ip == parse_ip("100.64.0.1")
 
+    def held_back(self, ip: IPAddress) -> str:
+        return "the exit node is away" if ip == parse_ip("192.0.2.66") else ""
+
     async def resolve_upstream(self, name: str) -> list[IPAddress]:
         if name == "local":
             return [parse_ip("127.0.0.1")]

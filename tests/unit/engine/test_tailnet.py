@@ -47,7 +47,7 @@ class Engine:
         )
         self.plane = None
         self.reach = SimpleNamespace(set_derp_map=lambda derp_map: None)
-        self.resolver = SimpleNamespace(own_addresses=frozenset(), configure=lambda config, base: None)
+        self.resolver = SimpleNamespace(own_addresses=frozenset(), configure=lambda config: None)
         self.peerapi = SimpleNamespace(ports={}, serve=lambda addresses: None)
         self.spawned: list[Any] = []
 

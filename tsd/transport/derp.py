@@ -3,7 +3,8 @@
 Spec: tailscale: derp/derphttp. Writes happen in one synchronous step that hands whole frames to the transport, so
 no cancelled task can cut a frame (W25). Queues are bounded in bytes and drop their oldest packets (W26). Upstream's
 relay holds 32 packets per receiver and drops the rest, so data leaves in small paced chunks unless the relay says
-that its queues are deep; receivers that can take them get bundles (`tsd.derp.bundle`). Which regions are open, and when to dial again, is decided by `tsd.transport.derp_pool`.
+that its queues are deep; receivers that can take them get bundles (`tsd.derp.bundle`). Which regions are open, and
+when to dial again, is decided by `tsd.transport.derp_pool`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ we send to ourselves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from tsd.base.entropy import Entropy
 from tsd.base.errors import DecodeError, ProtocolError
@@ -28,21 +28,18 @@ _LOOPBACK = b"tsd-loop"
 _SOURCES_MAX = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Transmit:
+class Transmit(Struct, frozen=True):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PacketsReceived:
+class PacketsReceived(Struct, frozen=True):
     """Packets of one source in a row."""
 
     source: NodePublic
     packets: list[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The relay accepted the login; rates are zero when it sets none."""
 
     rate_bytes_per_s: int
@@ -51,32 +48,27 @@ class Ready:
     """How much the relay holds for a slow receiver; 0 when it does not say (upstream's: 32 packets)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerGone:
+class PeerGone(Struct, frozen=True):
     key: NodePublic
     is_not_here: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HealthReported:
+class HealthReported(Struct, frozen=True):
     """The relay's complaint about this connection; "" means it is well again."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RestartAnnounced:
+class RestartAnnounced(Struct, frozen=True):
     reconnect_in_s: float
     try_for_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PongReceived:
+class PongReceived(Struct, frozen=True):
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """Give the stream up; nothing more will come out."""
 
     reason: str

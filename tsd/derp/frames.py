@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from msgspec import Struct
 from nacl.bindings import crypto_box_beforenm, crypto_box_easy_afternm, crypto_box_open_easy_afternm
 from nacl.exceptions import CryptoError
 
@@ -138,8 +138,7 @@ class FrameSplitter:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class ClientInfo:
+class ClientInfo(Struct, frozen=True):
     """What a client says about itself at login."""
 
     version: int = PROTOCOL_VERSION
@@ -169,8 +168,7 @@ class ClientInfo:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
+class ServerInfo(Struct, frozen=True):
     """What the server asks of a client; zero rates mean no limit. `queue_bytes` is our own addition."""
 
     version: int = PROTOCOL_VERSION

@@ -5,7 +5,7 @@ Trailing bytes are ignored except where a message says otherwise; unknown types 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from tsd.base.addr import AddrPort
 from tsd.base.errors import DecodeError
@@ -16,8 +16,7 @@ _RELAY_FIXED_BYTES = 124
 _BIND_BYTES = 72
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Struct, frozen=True):
     """`node_key` is 32 raw bytes or b"" (very old senders); `padding` zero bytes follow for path MTU probes."""
 
     txid: bytes
@@ -28,8 +27,7 @@ class Ping:
         return b"\x01\x00" + self.txid + self.node_key + bytes(self.padding)
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(Struct, frozen=True):
     """`source` is where the ping came from, as its receiver saw it."""
 
     txid: bytes
@@ -39,8 +37,7 @@ class Pong:
         return b"\x02\x00" + self.txid + self.source.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class CallMeMaybe:
+class CallMeMaybe(Struct, frozen=True):
     """All endpoints of the sender; travels over DERP only."""
 
     endpoints: tuple[AddrPort, ...] = ()
@@ -49,8 +46,7 @@ class CallMeMaybe:
         return b"\x03\x00" + b"".join(e.encode() for e in self.endpoints)
 
 
-@dataclass(frozen=True, slots=True)
-class RelayBind:
+class RelayBind(Struct, frozen=True):
     """The three bind messages of a peer relay: stage 4 bind, 5 challenge, 6 answer."""
 
     stage: int
@@ -64,8 +60,7 @@ class RelayBind:
         return head + self.remote_disco + self.challenge
 
 
-@dataclass(frozen=True, slots=True)
-class RelayEndpoint:
+class RelayEndpoint(Struct, frozen=True):
     """Where a peer relay serves a pair of clients."""
 
     server_disco: bytes
@@ -83,16 +78,14 @@ class RelayEndpoint:
         return fixed + b"".join(a.encode() for a in self.addresses)
 
 
-@dataclass(frozen=True, slots=True)
-class CallMeMaybeVia:
+class CallMeMaybeVia(Struct, frozen=True):
     endpoint: RelayEndpoint
 
     def encode(self) -> bytes:
         return b"\x07\x00" + self.endpoint.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class AllocateRequest:
+class AllocateRequest(Struct, frozen=True):
     client_discos: tuple[bytes, bytes]
     generation: int
 
@@ -100,8 +93,7 @@ class AllocateRequest:
         return b"\x08\x00" + self.client_discos[0] + self.client_discos[1] + self.generation.to_bytes(4, "big")
 
 
-@dataclass(frozen=True, slots=True)
-class AllocateResponse:
+class AllocateResponse(Struct, frozen=True):
     generation: int
     endpoint: RelayEndpoint
 
@@ -109,8 +101,7 @@ class AllocateResponse:
         return b"\x09\x00" + self.generation.to_bytes(4, "big") + self.endpoint.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     kind: int
 
 

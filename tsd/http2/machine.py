@@ -7,7 +7,6 @@ application took it, and every library error becomes one `ProtocolError`. No pus
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import h2.config
 import h2.connection
@@ -15,6 +14,7 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
+from msgspec import Struct
 
 from tsd.base.errors import ProtocolError
 
@@ -28,8 +28,7 @@ FRAME_HEADER_BYTES = 9
 MAX_HEADER_LIST_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class HeadersReceived:
+class HeadersReceived(Struct, frozen=True):
     """Request (server) or response (client) headers; pseudo headers included. 1xx responses are left out."""
 
     stream_id: int
@@ -39,8 +38,7 @@ class HeadersReceived:
         return next((value for key, value in self.headers if key == name), default)
 
 
-@dataclass(frozen=True, slots=True)
-class DataReceived:
+class DataReceived(Struct, frozen=True):
     """Acknowledge `flow_bytes` once the data was taken."""
 
     stream_id: int
@@ -48,28 +46,24 @@ class DataReceived:
     flow_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFinished:
+class StreamFinished(Struct, frozen=True):
     """The peer's half is done; `error` is empty for a clean end."""
 
     stream_id: int
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionFinished:
+class ConnectionFinished(Struct, frozen=True):
     """No stream goes on: GOAWAY or a violation."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WindowsChanged:
+class WindowsChanged(Struct, frozen=True):
     """More can be sent, or more streams opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class PingAnswered:
+class PingAnswered(Struct, frozen=True):
     payload: bytes
 
 

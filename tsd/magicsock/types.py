@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.keys import DiscoPublic, NodePublic
@@ -29,8 +30,7 @@ class OwnEndpoint(NamedTuple):
     kind: EndpointKind = EndpointKind.LOCAL
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPaths:
+class PeerPaths(Struct, frozen=True):
     """What the netmap says about reaching a peer; `home_derp` 0 means unknown."""
 
     node_key: NodePublic
@@ -59,8 +59,7 @@ class DerpSource(NamedTuple):
     node_key: NodePublic
 
 
-@dataclass(frozen=True, slots=True)
-class PathInfo:
+class PathInfo(Struct, frozen=True):
     """The path to a peer, for status. `cur_addr` is set only while it is trusted."""
 
     cur_addr: AddrPort | None = None
@@ -73,43 +72,37 @@ class PathInfo:
     candidates: tuple[AddrPort, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SendUdp:
+class SendUdp(Struct, frozen=True):
     address: AddrPort
     datagram: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SendDerp:
+class SendDerp(Struct, frozen=True):
     region: int
     node_key: NodePublic
     datagram: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PathChanged:
+class PathChanged(Struct, frozen=True):
     """A peer moved between relay and direct, or between direct paths."""
 
     handle: int
     path: PathInfo
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointsWanted:
+class EndpointsWanted(Struct, frozen=True):
     """Find our endpoints again (re-STUN) and answer with `set_endpoints`, even when nothing changed."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RebindWanted:
+class RebindWanted(Struct, frozen=True):
     """The UDP sockets refuse to send: bind them anew."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PongReceived:
+class PongReceived(Struct, frozen=True):
     """A peer answered; `endpoint` None means by relay."""
 
     handle: int
@@ -118,8 +111,7 @@ class PongReceived:
     latency_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CliPong:
+class CliPong(Struct, frozen=True):
     """An answer to `Magicsock.ping`; several paths may answer one token."""
 
     token: int
@@ -128,8 +120,7 @@ class CliPong:
     derp_region: int
 
 
-@dataclass(frozen=True, slots=True)
-class CliPingFailed:
+class CliPingFailed(Struct, frozen=True):
     token: int
     reason: str
 

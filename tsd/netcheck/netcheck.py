@@ -7,8 +7,9 @@ those that peers need, and measures HTTPS when `HttpsWanted` says so. One look a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.entropy import Entropy
@@ -22,23 +23,20 @@ from tsd.stun.messages import TXID_BYTES, decode_reply, encode_request
 from tsd.tailcfg.derpmap import DERPMap
 
 
-@dataclass(frozen=True, slots=True)
-class SendStun:
+class SendStun(Struct, frozen=True):
     """Send from the UDP socket of the address's family."""
 
     address: AddrPort
     datagram: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class HttpsWanted:
+class HttpsWanted(Struct, frozen=True):
     """No UDP answer at all: measure these regions by HTTPS and call `https_measured` for each."""
 
     regions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportReady:
+class ReportReady(Struct, frozen=True):
     report: Report
 
 

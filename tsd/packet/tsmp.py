@@ -6,8 +6,9 @@ applying them is the engine's business.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import pack
+
+from msgspec import Struct
 
 from tsd.base.keys import DiscoPublic
 from tsd.packet.build import ip_header, ip_packet
@@ -36,20 +37,17 @@ _REJECTED = ord("!")
 _DISCO_ADVERTISEMENT = ord("a")
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Struct, frozen=True):
     token: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(Struct, frozen=True):
     token: bytes
     peerapi_port: int
     """0 when the peer has none or did not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Struct, frozen=True):
     """A flow that the sender of this message refused; ports are those of the refused packet."""
 
     proto: int
@@ -60,8 +58,7 @@ class Rejected:
     """Only a suspicion: the connection may still come up."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoAdvertisement:
+class DiscoAdvertisement(Struct, frozen=True):
     disco_key: DiscoPublic
 
 

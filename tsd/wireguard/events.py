@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tsd.dataplane.pump import Sealed
 
 
-@dataclass(frozen=True, slots=True)
-class Transmit:
+class Transmit(Struct, frozen=True):
     """Send a handshake message on the peer's path (never to the source of what it answers)."""
 
     peer: int
     datagram: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """Send a cookie reply to whoever sent from `source`; we do not know yet who that is."""
 
     source: Hashable
     datagram: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SealedReady:
+class SealedReady(Struct, frozen=True):
     """Send these transport datagrams: keepalives, the priority message, what was staged."""
 
     sealed: list[Sealed]
 
 
-@dataclass(frozen=True, slots=True)
-class HandshakeCompleted:
+class HandshakeCompleted(Struct, frozen=True):
     peer: int
     is_initiator: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HandshakeFailed:
+class HandshakeFailed(Struct, frozen=True):
     """Gave up after 90 s; staged packets were dropped."""
 
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class SessionExpired:
+class SessionExpired(Struct, frozen=True):
     """No session younger than 180 s is left."""
 
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class KeysZeroed:
+class KeysZeroed(Struct, frozen=True):
     """540 s without a new session: key material is gone. A lazily added peer may be removed now."""
 
     peer: int

@@ -1,10 +1,10 @@
 """Trust, loss and return of direct paths, and what must never happen."""
 
 import errno
-from dataclasses import replace
 from ipaddress import IPv4Address
 
 import pytest
+from msgspec.structs import replace
 
 from harness.natsim import CLASSES, Lab
 from tsd.base.addr import AddrPort

@@ -12,7 +12,7 @@ from tsd.base.entropy import system_entropy
 from tsd.base.keys import NodePrivate
 from tsd.derp.server import Closed, DerpRouter, Writable
 from tsd.tailcfg.derpmap import DERPMap, DERPNode, DERPRegion
-from tsd.transport import tls
+from tsd.transport import certificates
 
 
 class DerpServer:
@@ -36,10 +36,10 @@ class DerpServer:
         self.port = self.server.sockets[0].getsockname()[1]
 
     def _context(self) -> ssl.SSLContext:
-        cert, key = tls.self_signed(["relay.test"], time.time())
-        self.pin = tls.pin_of(cert)
+        cert, key = certificates.self_signed(["relay.test"], time.time())
+        self.pin = certificates.pin_of(cert)
         if self.with_meta:
-            cert += tls.meta_certificate(self.private.public(), time.time())
+            cert += certificates.meta_certificate(self.private.public(), time.time())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.NamedTemporaryFile() as file:
             file.write(cert + key)

@@ -18,7 +18,7 @@ from tsd.base.entropy import system_entropy
 from tsd.base.keys import NodePrivate
 from tsd.netcheck.netcheck import NetcheckMachine, ReportReady, SendStun
 from tsd.tailcfg.derpmap import DERPMap, DERPNode, DERPRegion
-from tsd.transport import tls
+from tsd.transport import certificates
 from tsd.transport.derp import DerpOptions
 from tsd.transport.derp_pool import DerpPool, PoolCallbacks
 from tsd.transport.netprobe import captive_portal, https_latency
@@ -41,7 +41,7 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
     with NetLab("tsdD") as lab:
         namespace = lab.add_host("derp")
         address = lab.address(namespace)
-        cert, key = tls.self_signed([address], time.time())
+        cert, key = certificates.self_signed([address], time.time())
         (folder / f"{address}.crt").write_bytes(cert)
         (folder / f"{address}.key").write_bytes(key)
         words = [binary, "-a", f"{address}:4443", "-certmode", "manual", "-certdir", str(folder)]
@@ -52,7 +52,7 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
             name="900a",
             region_id=900,
             host_name=address,
-            cert_name=tls.pin_of(cert),
+            cert_name=certificates.pin_of(cert),
             ipv4=address,
             ipv6="none",
             derp_port=4443,

@@ -24,7 +24,7 @@ from tsd.base.keys import NodePrivate, NodePublic
 from tsd.base.log import fields
 from tsd.derp.server import ClientJoined, ClientLeft, Closed, DerpRouter, Writable
 from tsd.transport.frontdoor import FrontDoor, Upgrade
-from tsd.transport.tls import meta_certificate, pin_of, self_signed
+from tsd.transport.certificates import meta_certificate, pin_of, self_signed
 
 log = logging.getLogger("tsd.coord.derp")
 

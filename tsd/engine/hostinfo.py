@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,10 +34,10 @@ class HostFacts:
 
     @classmethod
     def read(cls) -> HostFacts:
-        system = platform.uname()
+        system = os.uname()
         release = _os_release()
         return cls(
-            os=OS_NAMES.get(system.system, system.system.lower()),
+            os=OS_NAMES.get(system.sysname, system.sysname.lower()),
             os_version=system.release,
             hostname=socket.gethostname(),
             machine=system.machine,

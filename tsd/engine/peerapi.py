@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import html
 import logging
 import zlib
 from collections.abc import Awaitable, Callable
@@ -152,10 +151,12 @@ class PeerApi:
         return f"bad Host {host!r}"
 
     def _hello(self, caller: Caller) -> _Response:
+        from html import escape  # its table of entities takes long to load
+
         text = (
             "<!doctype html><title>Hello</title><h1>Hello, "
-            f"{html.escape(caller.login or caller.name)}</h1>"
-            f"This is {html.escape(self._host.self_name())}, and you are {html.escape(caller.name)}.\n"
+            f"{escape(caller.login or caller.name)}</h1>"
+            f"This is {escape(self._host.self_name())}, and you are {escape(caller.name)}.\n"
         )
         return _Response(200, text.encode(), "text/html; charset=utf-8")
 

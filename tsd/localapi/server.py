@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import stat
-from email.utils import formatdate
+import time
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -212,7 +212,7 @@ class LocalApiServer:
         headers += self._headers if is_api else OUTER_HEADERS
         if response.content_type:
             headers.append(("Content-Type", response.content_type))
-        headers.append(("Date", formatdate(usegmt=True)))
+        headers.append(("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())))
         body = response.body
         is_old = head is None or head.minor_version == 0
         has_length = any(name == "Content-Length" for name, _ in response.headers)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from email.utils import parsedate_to_datetime
-
 from tsd.base.entropy import Entropy, uniform
 from tsd.base.errors import ConfigError, ControlError
 from tsd.transport.http import HttpResponse, UpgradeAnswer
@@ -78,6 +76,8 @@ def retry_after_s(header: str, wall_ns: int, entropy: Entropy, *, cap_s: float, 
     if text.isascii() and text.isdecimal():
         wanted_s = float(text[:12])
     elif text:
+        from email.utils import parsedate_to_datetime  # rarely needed, and slow to load
+
         try:
             wanted_s = parsedate_to_datetime(text).timestamp() - wall_ns / 1e9
         except (TypeError, ValueError, IndexError, OverflowError):

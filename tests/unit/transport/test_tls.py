@@ -8,7 +8,7 @@ import pytest
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ProtocolError
 from tsd.base.keys import NodePrivate
-from tsd.transport import tls
+from tsd.transport import certificates, tls
 
 WALL = time.time()
 SERVER = NodePrivate.generate(SeededEntropy(3)).public()
@@ -18,13 +18,13 @@ def der(pem: bytes) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pem.decode())
 
 
-CERT = der(tls.self_signed(["relay.test", "192.0.2.1"], WALL)[0])
-OTHER = der(tls.self_signed(["other.test"], WALL)[0])
-META = der(tls.meta_certificate(SERVER, WALL))
+CERT = der(certificates.self_signed(["relay.test", "192.0.2.1"], WALL)[0])
+OTHER = der(certificates.self_signed(["other.test"], WALL)[0])
+META = der(certificates.meta_certificate(SERVER, WALL))
 
 
 def pin(raw: bytes) -> str:
-    return tls.pin_of(ssl.DER_cert_to_PEM_cert(raw).encode())
+    return certificates.pin_of(ssl.DER_cert_to_PEM_cert(raw).encode())
 
 
 def test_meta_certificate_carries_the_key():

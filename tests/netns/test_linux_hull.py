@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.coordproc import CoordProcess
+from harness.hoststate import answered, is_settled, snapshot
 from harness.netlab import NetLab, wait_for
 from harness.nodes import ROOT, Node, TsdNode, TunTsdNode
 
@@ -41,7 +41,7 @@ class Tailnet:
         (self.web / "hello").write_text("hello")
         (self.web / "big").write_bytes(os.urandom(BIG_BYTES))
         namespaces = {name: lab.add_host(name) for name in KINDS}
-        wait_for(lambda: not any("tentative" in lab.run(n, "ip", "addr") for n in namespaces.values()), 10, "addresses")
+        wait_for(lambda: all(is_settled(lab, namespace) for namespace in namespaces.values()), 10, "addresses")
         self.before = {name: snapshot(lab, namespace) for name, namespace in namespaces.items()}
         self.nodes = {name: kind(lab, namespaces[name], folder / name, name) for name, kind in KINDS.items()}
         for node in self.nodes.values():
@@ -67,20 +67,6 @@ class Tailnet:
         return int(self.lab.run(node.namespace, *line, host, str(ECHO), str(size), str(count), *socks, timeout_s=60))
 
 
-def snapshot(lab: NetLab, namespace: str) -> dict[str, str]:
-    """Everything of a host that a daemon might change."""
-    commands = {
-        "addresses": "ip addr",
-        "rules": "ip rule",
-        "rules6": "ip -6 rule",
-        "routes": "ip route show table all",
-        "routes6": "ip -6 route show table all",
-        "firewall": "nft list ruleset",
-        "resolv.conf": "cat /etc/resolv.conf",
-    }
-    return {what: lab.run(namespace, *line.split()) for what, line in commands.items()}
-
-
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tailnet]:
     with NetLab("tsdK", "10.97.5") as lab:
@@ -95,18 +81,13 @@ def _ping(net: Tailnet, node: Node, host: str, *flags: str) -> str:
     return net.lab.run(node.namespace, "ping", "-W", "3", *flags, host, check=False)
 
 
-def _answered(said: str) -> int:
-    found = re.search(r"(\d+) received", said)
-    return int(found.group(1)) if found else 0
-
-
 @pytest.mark.parametrize("size", [56, 1232, 8000])
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("far", ["u", "m"])
 def test_kernel_pings_also_in_fragments(net: Tailnet, far: str, version: int, size: int) -> None:
     host = net.nodes[far].ip4 if version == 4 else net.nodes[far].ip6
     said = _ping(net, net.k, host, "-c", "5", "-i", "0.2", "-s", str(size))
-    assert _answered(said) >= (5 if size < 8000 else 4), said
+    assert answered(said) >= (5 if size < 8000 else 4), said
 
 
 @pytest.mark.parametrize("kind", ["", "--tsmp", "--icmp", "--peerapi"])
@@ -168,7 +149,7 @@ def test_names_on_the_service_addresses(net: Tailnet, server: str, over: str) ->
 def test_only_dns_is_on_the_service_address(net: Tailnet) -> None:
     for host in ("100.100.100.100", "[fd7a:115c:a1e0::53]"):
         assert net.k.curl(f"http://{host}:80/", timeout_s=5).returncode == 7, "not refused"
-    assert _answered(_ping(net, net.k, "100.100.100.100", "-c", "2", "-i", "0.2")) == 2
+    assert answered(_ping(net, net.k, "100.100.100.100", "-c", "2", "-i", "0.2")) == 2
 
 
 def _iperf(net: Tailnet, near: Node, host: str, *flags: str) -> float:
@@ -203,7 +184,7 @@ def test_flushed_rules_routes_and_firewall_come_back(net: Tailnet) -> None:
     ):
         net.lab.run(net.k.namespace, *line.split())
     wait_for(lambda: _same(net, net.k, whole), 20, "everything put back")
-    assert _answered(_ping(net, net.k, net.m.ip4, "-c", "2", "-i", "0.2")) == 2
+    assert answered(_ping(net, net.k, net.m.ip4, "-c", "2", "-i", "0.2")) == 2
 
 
 def _same(net: Tailnet, node: Node, wanted: dict[str, str]) -> bool:
@@ -213,11 +194,11 @@ def _same(net: Tailnet, node: Node, wanted: dict[str, str]) -> bool:
 
 def test_interface_down_and_up(net: Tailnet) -> None:
     net.lab.run(net.k.namespace, "ip", "link", "set", "tsd0", "down")
-    assert _answered(_ping(net, net.m, net.k.ip4, "-c", "1", "-W", "1")) == 0
+    assert answered(_ping(net, net.m, net.k.ip4, "-c", "1", "-W", "1")) == 0
     time.sleep(1.5)
     net.lab.run(net.k.namespace, "ip", "link", "set", "tsd0", "up")
-    wait_for(lambda: _answered(_ping(net, net.k, net.m.ip6, "-c", "1", "-W", "1")) == 1, 20, "traffic")
-    assert _answered(_ping(net, net.m, net.k.ip4, "-c", "2", "-i", "0.2")) == 2
+    wait_for(lambda: answered(_ping(net, net.k, net.m.ip6, "-c", "1", "-W", "1")) == 1, 20, "traffic")
+    assert answered(_ping(net, net.m, net.k.ip4, "-c", "2", "-i", "0.2")) == 2
 
 
 def test_down_takes_everything_back_and_up_brings_it(net: Tailnet) -> None:
@@ -226,7 +207,7 @@ def test_down_takes_everything_back_and_up_brings_it(net: Tailnet) -> None:
     assert now["firewall"] == "" and "53" not in now["rules"] + now["rules6"]
     assert "tsd0" not in now["routes"] + now["routes6"]
     net.k.call("up", f"--login-server={net.coord.url}", "--hostname=k")
-    wait_for(lambda: _answered(_ping(net, net.k, net.m.ip4, "-c", "1", "-W", "1")) == 1, 20, "traffic")
+    wait_for(lambda: answered(_ping(net, net.k, net.m.ip4, "-c", "1", "-W", "1")) == 1, 20, "traffic")
 
 
 def test_a_second_daemon_takes_other_names(net: Tailnet) -> None:
@@ -243,20 +224,20 @@ def test_a_second_daemon_takes_other_names(net: Tailnet) -> None:
     second.call("logout")
     second.stop()
     assert "lookup 54 " not in net.lab.run(net.k.namespace, "ip", "rule")
-    assert _answered(_ping(net, net.k, net.m.ip4, "-c", "2", "-i", "0.2")) == 2
+    assert answered(_ping(net, net.k, net.m.ip4, "-c", "2", "-i", "0.2")) == 2
 
 
 def test_nothing_is_left_after_a_stop(net: Tailnet) -> None:
     net.k.stop()
     assert snapshot(net.lab, net.k.namespace) == net.before["k"]
     net.k.start()
-    wait_for(lambda: _answered(_ping(net, net.k, net.m.ip4, "-c", "1", "-W", "1")) == 1, 20, "traffic")
+    wait_for(lambda: answered(_ping(net, net.k, net.m.ip4, "-c", "1", "-W", "1")) == 1, 20, "traffic")
 
 
 def test_f16_nothing_is_left_after_kill_9_and_cleanup(net: Tailnet) -> None:
     assert isinstance(net.k, TunTsdNode)
     net.k.cleanup()
-    assert _answered(_ping(net, net.k, net.m.ip4, "-c", "1", "-W", "2")) == 1, "cleanup harmed a running daemon"
+    assert answered(_ping(net, net.k, net.m.ip4, "-c", "1", "-W", "2")) == 1, "cleanup harmed a running daemon"
     net.k.kill()
     left = snapshot(net.lab, net.k.namespace)
     assert "5370" in left["rules"] and "table inet tsd" in left["firewall"]
@@ -272,7 +253,7 @@ def test_a_start_undoes_what_a_crash_left(net: Tailnet) -> None:
     net.k.kill()
     (net.k.folder / "node.sock").unlink()
     net.k.start()
-    wait_for(lambda: _answered(_ping(net, net.k, net.m.ip4, "-c", "1", "-W", "1")) == 1, 20, "traffic")
+    wait_for(lambda: answered(_ping(net, net.k, net.m.ip4, "-c", "1", "-W", "1")) == 1, 20, "traffic")
     net.k.kill()
     assert isinstance(net.k, TunTsdNode)
     net.k.device = "userspace-networking"

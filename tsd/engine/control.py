@@ -132,6 +132,8 @@ class ControlSession:
         self._is_ephemeral = is_ephemeral
         self._pings = ControlPings(client, c2n_handlers or {}, pinger)
         self._goal: _Goal | None = None
+        self.is_auth_key_unused = False
+        """Whether the last login that worked did not need the auth key that was given for it."""
         self._is_registered = False
         self._is_paused = False
         self._is_closed = False
@@ -317,11 +319,15 @@ class ControlSession:
                     self._events.on_auth_url(response.auth_url)
                 followup = response.auth_url
             else:
-                if goal.auth_key and not with_auth:
+                self.is_auth_key_unused = bool(goal.auth_key) and not with_auth
+                if self.is_auth_key_unused:
                     log.warning("auth key not used: this node is logged in (--force-reauth uses it)")
                 return self._accepted(goal, response)
 
     def _accepted(self, goal: _Goal, response: RegisterResponse) -> _Goal:
+        if not self._is_ephemeral:
+            # A node that the administrator deletes must not come back by itself. Ephemeral ones are deleted by time.
+            goal = self._goal = replace(goal, auth_key="")
         self._is_registered = True
         self._known_key = goal.node_key
         self._recovered()

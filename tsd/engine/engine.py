@@ -109,7 +109,9 @@ class Engine:
             entropy=options.entropy,
             resolve=options.resolve_host,
             measure_https=options.measure_https,
-            events=ReachEvents(self.report_self, self._on_home, self._on_link, self._on_socket_problem),
+            events=ReachEvents(
+                self.report_self, self._on_home, self._on_link, self._on_socket_problem, self._on_relay_map
+            ),
             never_direct_udp=options.never_direct_udp,
         )
         self.plane: Plane | None = None
@@ -219,6 +221,7 @@ class Engine:
     def on_login_done(self, response: RegisterResponse, node_key: NodePrivate) -> None:
         old_key = self.plane.node_private if self.plane is not None else None
         self.account.on_registered(response, node_key)
+        self.health.set_if("key-unused", self.control is not None and self.control.is_auth_key_unused)
         if old_key is not None and old_key != node_key:
             self._drop_plane()
             if self.account.state.is_configured:
@@ -311,6 +314,9 @@ class Engine:
         self.health.set_if("network-status", not state.is_up)
         if state.is_up and self.control is not None:
             self.control.link_changed(state.addresses)
+
+    def _on_relay_map(self, is_usable: bool) -> None:
+        self.health.set_if("derp-map-empty", not is_usable)
 
     def _on_socket_problem(self, text: str) -> None:
         self.health.set_if("no-udp4-bind", bool(text), error=text)

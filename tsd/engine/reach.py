@@ -45,6 +45,8 @@ class ReachEvents:
     on_home: Callable[[int], None] = lambda region: None
     on_link: Callable[[LinkState], None] = lambda state: None
     on_socket_problem: Callable[[str], None] = lambda text: None
+    on_relay_map: Callable[[bool], None] = lambda is_usable: None
+    """Whether the server's latest relay map has a relay in it; one that has none does not replace one that has."""
 
 
 class Reach:
@@ -122,8 +124,10 @@ class Reach:
 
     def set_derp_map(self, derp_map: DERPMap) -> None:
         if derp_map == self._derp_map:
+            self._events.on_relay_map(derp_map.is_usable)
             return
         was_usable = self._derp_map.is_usable
+        self._events.on_relay_map(derp_map.is_usable)
         if not derp_map.is_usable and was_usable:
             return
         self._derp_map = derp_map

@@ -319,6 +319,14 @@ _ALL = (
         "Auth key not used",
         "This node is logged in already, so the auth key given was not used. To use it: `tsctl up --force-reauth`.",
     ),
+    Warnable(
+        "derp-map-empty",
+        "medium",
+        "control",
+        "No relays from the server",
+        "The server sent a relay map without a relay; relays known before stay in use, others are missing.",
+        impacts_connectivity=True,
+    ),
 )
 
 WARNABLES: Mapping[str, Warnable] = {warnable.code: warnable for warnable in _ALL}

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from cryptography import x509
-
 from tsd.base.clock import Clock, SystemClock
 from tsd.base.errors import ControlError
 from tsd.transport.proxy_env import Proxy
@@ -126,6 +124,8 @@ class HostDial:
 
     async def _validity(self, host: str, port: int) -> str:
         """When the certificate is valid, asked for on a second, unverified connection; "" if that fails."""
+        from cryptography import x509  # for this text only, and slow to load
+
         context = unverified_context()
         try:
             sock = await self._connect(host, port)

@@ -271,6 +271,10 @@ class Tailnet:
                 self._upsert(node)
 
     def _upsert(self, node: Node) -> None:
+        own = self.netmap.self_node if self.netmap is not None else None
+        if own is not None and (node.id == own.id or node.key == own.key):
+            log.warning(fields("the server lists this node among its peers; left out", peer=node.name))
+            return
         before = self.peers.by_id(node.id)
         old_disco = before.node.disco if before is not None else None
         try:

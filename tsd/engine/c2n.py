@@ -10,11 +10,11 @@ import base64
 import binascii
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
 import h11
+from msgspec import Struct
 
 from tsd.base.errors import DecodeError
 from tsd.base.log import fields
@@ -26,8 +26,7 @@ MAX_HANDLER_TIMEOUT_S = 3600.0
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@dataclass(frozen=True, slots=True)
-class C2nRequest:
+class C2nRequest(Struct, frozen=True):
     method: str
     path: str
     query: dict[str, str]
@@ -35,8 +34,7 @@ class C2nRequest:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class C2nResponse:
+class C2nResponse(Struct, frozen=True):
     status: int = 200
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"

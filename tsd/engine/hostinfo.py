@@ -6,8 +6,9 @@ import hashlib
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from tsd.base.addr import IPAddress
 from tsd.base.keys import MachinePublic
@@ -19,8 +20,7 @@ GO_ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"
 OS_NAMES = {"Linux": "linux", "Darwin": "macOS", "Windows": "windows", "FreeBSD": "freebsd"}
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True):
     """Facts that do not change while we run."""
 
     os: str

@@ -6,7 +6,8 @@ Every sample is read when asked for; nothing is kept here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tsd.engine.datapath import PathTraffic, Traffic
 
@@ -36,8 +37,7 @@ _HELP = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
+class Gauges(Struct, frozen=True):
     advertised_routes: int = 0
     approved_routes: int = 0
     health_warnings: int = 0

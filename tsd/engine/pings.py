@@ -7,8 +7,9 @@ disco (magicsock, the path), TSMP (inside the tunnel, no IP stack of the peer), 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.clock import Clock
@@ -28,8 +29,7 @@ NO_PATH_PATIENCE_S = 4.0
 NO_PATH_RETRY_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoReply:
+class DiscoReply(Struct, frozen=True):
     """How a disco ping came back: by UDP from `endpoint`, or by a relay."""
 
     latency_s: float

@@ -6,8 +6,9 @@ does not have (Hostinfo, name, addresses) never breaks the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from tsd.base.addr import AddrPort
 from tsd.engine.peers import Peer, node_addresses
@@ -21,8 +22,7 @@ DEPRECATED_CAPS = "HTTPS://TAILSCALE.COM/s/DEPRECATED-NODE-CAPS#see-https://gith
 CAP_FILE_SHARING = "https://tailscale.com/cap/file-sharing"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLive:
+class PeerLive(Struct, frozen=True):
     """What the data path knows of a peer at this moment."""
 
     cur_addr: AddrPort | None = None

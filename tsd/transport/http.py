@@ -6,9 +6,9 @@ No pooling, no redirects, no cookies. Everything else that tsd serves or asks in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import h11
+from msgspec import Struct
 
 from tsd.base.errors import ControlError
 from tsd.transport.dial import Connection
@@ -17,8 +17,7 @@ Headers = Sequence[tuple[str, str]]
 READ_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(Struct, frozen=True):
     """Header names are lower case."""
 
     status: int
@@ -31,8 +30,7 @@ class HttpResponse:
         return self.body[:300].decode("utf-8", "replace").strip().partition("\n")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class UpgradeAnswer:
+class UpgradeAnswer(Struct, frozen=True):
     """The head of an answer to an upgrade request, and what was read behind it."""
 
     status: int

@@ -10,7 +10,7 @@ import tsnative
 from harness.simcoord import RELAY_PORT, sim_dial
 from harness.simnet import Host, SimUdp
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
-from tsd.base.errors import DecodeError, HullError
+from tsd.base.errors import DecodeError, HullError, TsdError
 from tsd.base.keys import NodePrivate
 from tsd.engine.engine import Engine, EngineOptions
 from tsd.engine.hostinfo import HostFacts
@@ -195,8 +195,8 @@ class SimNode:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.run(self.engine.ping(str(ip), kind))
-        except TimeoutError:
-            return {"Err": "timeout", "Endpoint": "", "DERPRegionID": 0, "LatencySeconds": timeout_s}
+        except (TimeoutError, TsdError) as err:
+            return {"Err": str(err) or "timeout", "Endpoint": "", "DERPRegionID": 0, "LatencySeconds": timeout_s}
 
     async def reaches(self, other: SimNode, timeout_s: float = 30.0) -> float:
         """TSMP pings until one is answered; the seconds that took."""
@@ -204,6 +204,7 @@ class SimNode:
         while self.tailnet.loop.time() - began < timeout_s:
             if not (await self.ping(other, "TSMP", timeout_s=2.0))["Err"]:
                 return self.tailnet.loop.time() - began
+            await asyncio.sleep(0.05)
         raise AssertionError(f"{self.name} does not reach {other.name} within {timeout_s:.0f} s")
 
     async def connect(self, other: SimNode, port: int, timeout_s: float = 10.0) -> Stream:

@@ -275,6 +275,10 @@ class Account:
         if url == self.auth_url and not self._wants_url_again:
             return
         self._wants_url_again = False
+        if not self._has_login_goal and not self._is_key_expired():
+            # Nobody asked for a login: the server knows this node no more, and what it told us about it is void.
+            self._is_logged_in = False
+            self.self_node = None
         self.auth_url, self._auth_url_at = url, self._clock.now()
         self.update_state()
         self._tell_url(url)
@@ -349,6 +353,9 @@ class Account:
         self._set_state(new)
         return True
 
+    def _is_key_expired(self) -> bool:
+        return self.self_node is not None and self.self_node.is_expired(self.now_ns())
+
     def _inputs(self) -> StateInputs:
         node = self.self_node
         peers, relays = self._host.live_counts()
@@ -361,7 +368,7 @@ class Account:
             has_node_key=self.has_node_key,
             has_netmap=node is not None,
             is_auth_stuck=not self._is_logged_in and (not self._has_login_goal or bool(self.auth_url)),
-            is_key_expired=node is not None and node.is_expired(self.now_ns()),
+            is_key_expired=self._is_key_expired(),
             is_machine_authorized=node is None or node.machine_authorized,
             live_peer_count=peers,
             derp_connection_count=relays,

@@ -284,6 +284,7 @@ class Engine:
         if self.plane is None:
             return
         plane, self.plane = self.plane, None
+        self.health.clear("no-derp-connection")
         self.reach.set_plane(None)
         self._hull.tun.attach(lambda frames: None)
         plane.close()

@@ -257,3 +257,7 @@ class Plane:
 
     def _on_peer_gone(self, region: int, node_key: NodePublic, is_not_here: bool) -> None:
         self.magicsock.derp_peer_gone(region, node_key)
+        peer = self._peers.by_key(node_key) if is_not_here else None
+        if peer is not None:
+            self.wireguard.not_delivered(peer.handle, self._clock.now())
+            self.driver.kick()

@@ -23,6 +23,7 @@ from tsd.dataplane.pump import Core, Sealed
 from tsd.hull import Frame
 from tsd.wireguard import keylog
 from tsd.wireguard.constants import (
+    ABSENT_RETRY_S,
     COOKIE_REPLY_BYTES,
     INITIATION_BYTES,
     INITIATION_MIN_GAP_S,
@@ -180,6 +181,14 @@ class WireGuard:
         peer = self._peers.get(handle)
         if peer is not None and peer.pending is not None:
             self._send_initiation(peer, now, wall_ns)
+            self._schedule.arm(peer)
+
+    def not_delivered(self, handle: int, now: float) -> None:
+        """The relay says that the peer is not there. A peer that just starts will be: the first retry comes early."""
+        self._now = now
+        peer = self._peers.get(handle)
+        if peer is not None and peer.pending is not None and peer.attempts == 0:
+            peer.retransmit_at = min(peer.retransmit_at, now + ABSENT_RETRY_S)
             self._schedule.arm(peer)
 
     def stage(self, handle: int, frame: Frame, now: float, wall_ns: int) -> None:

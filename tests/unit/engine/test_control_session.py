@@ -253,14 +253,25 @@ async def test_poll_is_cancelled_before_the_next_one() -> None:
         assert most == 1
 
 
-async def test_deleted_node_registers_again() -> None:
-    async with Bench() as bench:
+@pytest.mark.parametrize("is_ephemeral", [False, True])
+async def test_deleted_node_registers_again(is_ephemeral: bool) -> None:
+    """Only an ephemeral node comes back by its auth key: it was deleted by time, another one by a person."""
+    async with Bench(is_ephemeral=is_ephemeral) as bench:
+        accept = bench.server.on_register
+
+        async def knows_keys_only(request: Json) -> Any:
+            return await accept(request) if request.get("Auth") else {"AuthURL": "http://x/y"}
+
+        bench.server.on_register = knows_keys_only
         bench.server.map_status = (404, "node not found", {})
-        bench.session.login(KEY, None, "")
+        bench.session.login(KEY, None, "k1")
         await until(lambda: bench.server.polls)
         bench.server.map_status = None
-        await until(lambda: bench.events.maps)
-        assert len(bench.server.registrations) == 2
+        if is_ephemeral:
+            await until(lambda: bench.events.maps)
+        else:
+            await until(lambda: bench.events.urls)
+        assert [bool(request.get("Auth")) for request in bench.server.registrations[:2]] == [True, False]
         assert "node not found" in bench.events.errors[0][0]
 
 

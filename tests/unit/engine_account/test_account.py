@@ -468,3 +468,15 @@ async def test_start_refuses_prefs_that_cannot_be(daemon: Daemon) -> None:
     with pytest.raises(PrefsError):
         await daemon.up(**both)
     assert daemon.account.prefs == before and daemon.account.state is State.RUNNING
+
+
+async def test_a_url_that_nobody_asked_for_means_that_the_server_forgot_this_node(daemon: Daemon) -> None:
+    node_key = await daemon.join()
+    daemon.account.on_auth_url(URL)
+    assert daemon.account.state is State.NEEDS_LOGIN and daemon.account.auth_url == URL
+    assert daemon.account.self_node is None
+    daemon.heard()
+    daemon.account.on_registered(RegisterResponse(machine_authorized=True), node_key)
+    assert daemon.account.state is not State.RUNNING, "what the old netmap said is void"
+    daemon.map(node_key, addresses=("100.64.0.9/32",))
+    assert daemon.account.state is State.RUNNING

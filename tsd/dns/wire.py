@@ -185,7 +185,7 @@ def addresses_in(reply: bytes) -> list[IPAddress]:
     if message is None:
         return []
     wanted = (dns.rdatatype.A, dns.rdatatype.AAAA)
-    return [parse_ip(rdata.address) for rrset in message.answer if rrset.rdtype in wanted for rdata in rrset]
+    return [parse_ip(rdata.address) for rrset in _internet(message) if rrset.rdtype in wanted for rdata in rrset]
 
 
 def answer_count(reply: bytes) -> int:
@@ -203,14 +203,15 @@ def open_alias(reply: bytes) -> tuple[str, str] | None:
     wanted = message.question[0].rdtype
     if wanted not in (dns.rdatatype.A, dns.rdatatype.AAAA):
         return None
-    aliases = {rrset.name: rrset[0].target for rrset in message.answer if rrset.rdtype == dns.rdatatype.CNAME}
+    records = _internet(message)
+    aliases = {rrset.name: rrset[0].target for rrset in records if rrset.rdtype == dns.rdatatype.CNAME}
     name, seen = message.question[0].name, set()
     while name in aliases:
         if name in seen:
             raise DecodeError("dns", "aliases lead in a circle")
         seen.add(name)
         name = aliases[name]
-    if not seen or any(rrset.name == name and rrset.rdtype == wanted for rrset in message.answer):
+    if not seen or any(rrset.name == name and rrset.rdtype == wanted for rrset in records):
         return None
     return name.to_text(omit_final_dot=True).lower(), dns.rdatatype.to_text(wanted)
 
@@ -232,6 +233,11 @@ def joined(reply: bytes, more: bytes) -> bytes:
         return reply
     message.answer += [rrset for rrset in other.answer if rrset not in message.answer]
     return message.to_wire(max_size=65535)
+
+
+def _internet(message: dns.message.Message) -> list[dns.rrset.RRset]:
+    """Answers of the class that gives types their meaning."""
+    return [rrset for rrset in message.answer if rrset.rdclass == dns.rdataclass.IN]
 
 
 def _parsed(wire: bytes) -> dns.message.Message | None:

@@ -1,7 +1,8 @@
 # C tests of the native core, without Python: `make -f native/test.mk` from the root of the repository.
-# Plain and sanitized builds with every compiler that is there. PACKETS: size of the AEAD comparison.
+# Plain and sanitized builds with every compiler that is there; the pump's threads also under TSan, and its portable
+# path. PACKETS: size of the AEAD comparison.
 
-CORE := $(filter-out native/src/fd%.c,$(wildcard native/src/*.c))
+CORE := $(wildcard native/src/*.c)
 HEADERS := $(wildcard native/src/*.h native/tests/*.h)
 OUT ?= build/native-tests
 PACKETS ?= 1000000
@@ -10,22 +11,37 @@ COMPILERS ?= $(foreach cc,gcc clang,$(if $(shell command -v $(cc)),$(cc)))
 WARN := -std=gnu11 -Wall -Wextra -Werror
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all plain sanitized fuzz clean
-all: plain sanitized
+RACES := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+PORTABLE := -O1 -g -DTSN_PORTABLE_IO
 
-plain: $(foreach cc,$(COMPILERS),$(OUT)/$(cc)/test_aead $(OUT)/$(cc)/test_core)
-	@set -e; for cc in $(COMPILERS); do echo "== $$cc"; $(OUT)/$$cc/test_core; $(OUT)/$$cc/test_aead $(PACKETS); done
+.PHONY: all plain sanitized threads fuzz clean
+all: plain sanitized threads
 
-sanitized: $(foreach cc,$(COMPILERS),$(OUT)/$(cc)-san/test_aead $(OUT)/$(cc)-san/test_core)
-	@set -e; for cc in $(COMPILERS); do echo "== $$cc, ASan and UBSan"; $(OUT)/$$cc-san/test_core; $(OUT)/$$cc-san/test_aead $(SANITIZED_PACKETS); done
+plain: $(foreach cc,$(COMPILERS),$(OUT)/$(cc)/test_aead $(OUT)/$(cc)/test_core $(OUT)/$(cc)/test_fdpump)
+	@set -e; for cc in $(COMPILERS); do echo "== $$cc"; $(OUT)/$$cc/test_core; $(OUT)/$$cc/test_fdpump; $(OUT)/$$cc/test_aead $(PACKETS); done
+
+sanitized: $(foreach cc,$(COMPILERS),$(OUT)/$(cc)-san/test_aead $(OUT)/$(cc)-san/test_core $(OUT)/$(cc)-san/test_fdpump)
+	@set -e; for cc in $(COMPILERS); do echo "== $$cc, ASan and UBSan"; $(OUT)/$$cc-san/test_core; $(OUT)/$$cc-san/test_fdpump; $(OUT)/$$cc-san/test_aead $(SANITIZED_PACKETS); done
+
+# One compiler is enough to find a race.
+threads: $(OUT)/races/test_fdpump $(OUT)/portable/test_fdpump
+	@set -e; echo "== TSan"; $(OUT)/races/test_fdpump; echo "== portable input and output"; $(OUT)/portable/test_fdpump
+
+$(OUT)/races/test_%: native/tests/test_%.c $(CORE) $(HEADERS)
+	@mkdir -p $(@D)
+	$(firstword $(COMPILERS)) $(WARN) $(RACES) -o $@ $< $(CORE) -ldl -lpthread
+
+$(OUT)/portable/test_%: native/tests/test_%.c $(CORE) $(HEADERS)
+	@mkdir -p $(@D)
+	$(firstword $(COMPILERS)) $(WARN) $(PORTABLE) -o $@ $< $(CORE) -ldl -lpthread
 
 define build
 $(OUT)/$(1)/test_%: native/tests/test_%.c $(CORE) $(HEADERS)
 	@mkdir -p $$(@D)
-	$(1) $(WARN) -O3 -o $$@ $$< $(CORE) -ldl
+	$(1) $(WARN) -O3 -o $$@ $$< $(CORE) -ldl -lpthread
 $(OUT)/$(1)-san/test_%: native/tests/test_%.c $(CORE) $(HEADERS)
 	@mkdir -p $$(@D)
-	$(1) $(WARN) $(SANITIZE) -o $$@ $$< $(CORE) -ldl
+	$(1) $(WARN) $(SANITIZE) -o $$@ $$< $(CORE) -ldl -lpthread
 endef
 $(foreach cc,$(COMPILERS),$(eval $(call build,$(cc))))
 
@@ -38,7 +54,7 @@ fuzz: $(foreach f,$(FUZZERS),$(OUT)/fuzz_$(f))
 
 $(OUT)/fuzz_%: native/fuzz/fuzz_%.c $(CORE) $(HEADERS) native/fuzz/common.h
 	@mkdir -p $(@D)
-	clang $(WARN) $(SANITIZE) -fsanitize=fuzzer -o $@ $< $(CORE)
+	clang $(WARN) $(SANITIZE) -fsanitize=fuzzer -o $@ $< $(CORE) -lpthread
 
 clean:
 	rm -rf $(OUT)

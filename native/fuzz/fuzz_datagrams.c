@@ -2,7 +2,7 @@
 #include "common.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  core *ends[2];
+  core_work *ends[2];
   core_frame packets[64];
   core_seal_result plan;
   size_t count = 0;
@@ -11,7 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   for (size_t at = 2, step = 0; at < size && count < 64; at += step, count++) {
     step = load_be16(data + at - 1 - (at & 1)) % 200 + 1; /* sizes come from the input as well */
     if (step > size - at) step = size - at;
-    packets[count] = (core_frame){data + at, step, 0};
+    packets[count] = (core_frame){data + at, step, 0, 0};
   }
   if (core_plan_seal_to(ends[0], 7, packets, count, 2.0, &plan)) abort();
   seal_and_open(ends[0], ends[1], &plan);

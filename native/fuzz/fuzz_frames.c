@@ -2,7 +2,7 @@
 #include "common.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  core *ends[2];
+  core_work *ends[2];
   core_frame frames[64];
   core_seal_result plan;
   size_t count = 0, at = 0;
@@ -12,10 +12,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int32_t segment = (int32_t)(load_be16(data + at + 2) & 0x7fff) - 1;
     at += 4;
     if (bytes > size - at) bytes = size - at;
-    frames[count++] = (core_frame){data + at, bytes, segment};
+    frames[count++] = (core_frame){data + at, bytes, segment, 0};
     at += bytes;
   }
-  if (core_plan_seal(ends[0], frames, count, 2.0, &plan)) abort();
+  if (core_plan_seal(ends[0], frames, count, 2.0, 0, &plan)) abort();
   seal_and_open(ends[0], ends[1], &plan);
   return 0;
 }

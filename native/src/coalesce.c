@@ -6,6 +6,8 @@
 #include "checksum.h"
 
 #define TCP 6
+#define UDP 17
+#define MOST_DATAGRAMS 64
 #define ACK 0x10
 #define PSH 0x08
 #define MOST_BYTES 65535
@@ -39,24 +41,29 @@ int coalesce_reserve(coalescer *c, uint32_t packets) {
   return 0;
 }
 
-/* Where the transport header of a TCP packet is taken to start; 0 when it is not TCP. */
-static uint32_t tcp_at(const uint8_t *packet, uint32_t bytes) {
-  uint32_t at = packet[0] >> 4 == 4 ? 20 : 40;
-  return packet[at == 20 ? 9 : 6] == TCP && bytes >= at + 20 ? at : 0;
+/* Where the transport header is taken to start; 0 when nothing can be joined to this kind of packet. */
+static uint32_t transport_at(const coalescer *c, const uint8_t *packet, uint32_t bytes) {
+  uint32_t at = packet[0] >> 4 == 4 ? 20 : 40, protocol = packet[at == 20 ? 9 : 6];
+  if (protocol == TCP && bytes >= at + 20) return at;
+  return protocol == UDP && c->takes_udp && bytes >= at + 8 ? at : 0;
 }
 
-/* Plain data: no IP options or fragments, flags exactly ACK or ACK+PSH, at least one byte of payload. */
+/* Plain data: no IP options or fragments, TCP flags exactly ACK or ACK+PSH, a UDP checksum, at least one byte. */
 static int is_candidate(const coalesce_item *item) {
-  const uint8_t *p = item->packet, *tcp = p + item->ip_header_bytes;
+  const uint8_t *p = item->packet, *transport = p + item->ip_header_bytes;
   if (item->ip_header_bytes == 20 && (p[0] != 0x45 || load_be16(p + 6) & 0x3fff)) return 0;
-  return (tcp[13] & ~PSH) == ACK && item->header_bytes >= item->ip_header_bytes + 20 && item->bytes > item->header_bytes;
+  if (item->bytes <= item->header_bytes) return 0;
+  if (item->is_udp)
+    return load_be16(transport + 4) == item->bytes - item->ip_header_bytes && load_be16(transport + 6);
+  return (transport[13] & ~PSH) == ACK && item->header_bytes >= item->ip_header_bytes + 20;
 }
 
 static int has_valid_checksums(const coalesce_item *item) {
   const uint8_t *p = item->packet;
-  uint32_t tcp_bytes = item->bytes - item->ip_header_bytes;
+  uint32_t bytes = item->bytes - item->ip_header_bytes;
   if (p[0] == 0x45 && ones_sum(p, 20) != 0xffff) return 0;
-  return ones_fold((uint64_t)pseudo_sum(p, TCP, tcp_bytes) + ones_sum(p + item->ip_header_bytes, tcp_bytes)) == 0xffff;
+  uint64_t sum = pseudo_sum(p, item->is_udp ? UDP : TCP, bytes);
+  return ones_fold(sum + ones_sum(p + item->ip_header_bytes, bytes)) == 0xffff;
 }
 
 /* Addresses and ports: of a packet with IP options they do not lie side by side. */
@@ -75,15 +82,17 @@ static int read_flow(coalesce_item *item) {
 }
 
 static int same_flow(const coalesce_item *a, const coalesce_item *b) {
-  return a->peer == b->peer && a->ip_header_bytes == b->ip_header_bytes && !memcmp(a->flow, b->flow, sizeof a->flow);
+  return a->peer == b->peer && a->is_udp == b->is_udp && a->ip_header_bytes == b->ip_header_bytes && !memcmp(a->flow, b->flow, sizeof a->flow);
 }
 
 static int continues(const coalesce_item *item, const coalesce_item *next) {
   const uint8_t *a = item->packet, *b = next->packet;
   uint32_t at = item->ip_header_bytes, header = item->header_bytes, payload = next->bytes - next->header_bytes;
   if (item->closed || header != next->header_bytes || payload > item->segment_bytes) return 0;
-  if (item->bytes + payload > MOST_BYTES || load_be32(b + at + 4) != item->next_sequence) return 0;
+  if (item->bytes + payload > MOST_BYTES) return 0;
   if (at == 20 ? a[1] != b[1] || memcmp(a + 6, b + 6, 3) : load_le32(a) != load_le32(b) || a[7] != b[7]) return 0;
+  if (item->is_udp) return item->count < MOST_DATAGRAMS;
+  if (load_be32(b + at + 4) != item->next_sequence) return 0;
   /* acknowledgement and data offset, window, urgent pointer and options */
   return !memcmp(a + at + 8, b + at + 8, 5) && !memcmp(a + at + 14, b + at + 14, 2) &&
          !memcmp(a + at + 18, b + at + 18, header - at - 18);
@@ -101,9 +110,12 @@ static void take(coalescer *c, coalesce_item *item, const coalesce_item *next) {
   uint32_t payload = next->bytes - next->header_bytes;
   append_piece(c, item, next->packet + next->header_bytes, payload);
   item->bytes += payload;
+  item->count++;
+  item->closed = payload < item->segment_bytes;
+  if (item->is_udp) return;
   item->next_sequence += payload;
   item->last_flags = next->packet[next->ip_header_bytes + 13];
-  item->closed = payload < item->segment_bytes || item->last_flags & PSH;
+  item->closed |= (item->last_flags & PSH) != 0;
 }
 
 /* The link to the newest item of a flow, or to the end of its bucket. */
@@ -131,20 +143,23 @@ static int join(coalescer *c, coalesce_item *fresh) {
   if (former) *link = former->next_in_bucket;
   if (!candidate) return 0;
   fresh->segment_bytes = fresh->bytes - fresh->header_bytes;
-  fresh->next_sequence = load_be32(fresh->packet + fresh->ip_header_bytes + 4) + fresh->segment_bytes;
-  fresh->last_flags = fresh->packet[fresh->ip_header_bytes + 13];
-  fresh->closed = fresh->last_flags & PSH;
+  if (!fresh->is_udp) {
+    fresh->next_sequence = load_be32(fresh->packet + fresh->ip_header_bytes + 4) + fresh->segment_bytes;
+    fresh->last_flags = fresh->packet[fresh->ip_header_bytes + 13];
+    fresh->closed = fresh->last_flags & PSH;
+  }
   fresh->next_in_bucket = c->buckets[fresh->bucket];
   c->buckets[fresh->bucket] = c->item_count + 1;
   return 0;
 }
 
 void coalesce_add(coalescer *c, int64_t peer, const uint8_t *packet, uint32_t bytes) {
-  coalesce_item fresh = {.peer = peer, .packet = packet, .bytes = bytes, .first_bytes = bytes};
-  uint32_t at = tcp_at(packet, bytes);
+  coalesce_item fresh = {.peer = peer, .packet = packet, .bytes = bytes, .first_bytes = bytes, .count = 1};
+  uint32_t at = transport_at(c, packet, bytes);
   if (at) {
+    fresh.is_udp = packet[at == 20 ? 9 : 6] == UDP;
     fresh.ip_header_bytes = (uint16_t)at;
-    fresh.header_bytes = (uint16_t)(at + (packet[at + 12] >> 4) * 4u);
+    fresh.header_bytes = (uint16_t)(at + (fresh.is_udp ? 8 : (packet[at + 12] >> 4) * 4u));
     if (read_flow(&fresh) && join(c, &fresh)) return;
   }
   c->items[c->item_count++] = fresh;
@@ -152,21 +167,30 @@ void coalesce_add(coalescer *c, int64_t peer, const uint8_t *packet, uint32_t by
 
 uint32_t coalesce_segment_bytes(const coalesce_item *item) { return item->first_piece ? item->segment_bytes : 0; }
 
+void coalesce_finish_header(const coalesce_item *item, uint8_t *out) {
+  uint8_t *transport = out + item->ip_header_bytes;
+  uint32_t bytes = item->bytes - item->ip_header_bytes;
+  if (out[0] >> 4 == 4) {
+    store_be16(out + 2, item->bytes);
+    store_be16(out + 10, 0);
+    ones_store(out + 10, 0xffff ^ ones_sum(out, item->ip_header_bytes));
+  } else {
+    store_be16(out + 4, bytes);
+  }
+  if (item->is_udp) {
+    store_be16(transport + 4, bytes);
+    ones_store(transport + 6, pseudo_sum(out, UDP, bytes));
+  } else {
+    transport[13] = item->last_flags;
+    ones_store(transport + 16, pseudo_sum(out, TCP, bytes));
+  }
+}
+
 void coalesce_write(const coalescer *c, const coalesce_item *item, uint8_t *out) {
   uint8_t *at = out + item->first_bytes;
   memcpy(out, item->packet, item->first_bytes);
   if (!item->first_piece) return;
   for (uint32_t i = item->first_piece; i; at += c->pieces[i].bytes, i = c->pieces[i].next)
     memcpy(at, c->pieces[i].data, c->pieces[i].bytes);
-  uint8_t *tcp = out + item->ip_header_bytes;
-  uint32_t tcp_bytes = item->bytes - item->ip_header_bytes;
-  if (out[0] >> 4 == 4) {
-    store_be16(out + 2, item->bytes);
-    store_be16(out + 10, 0);
-    ones_store(out + 10, 0xffff ^ ones_sum(out, item->ip_header_bytes));
-  } else {
-    store_be16(out + 4, tcp_bytes);
-  }
-  tcp[13] = item->last_flags;
-  ones_store(tcp + 16, pseudo_sum(out, TCP, tcp_bytes));
+  coalesce_finish_header(item, out);
 }

@@ -1,4 +1,5 @@
-/* Software GRO: TCP packets of one batch joined into super-segments (the rules of `tsd/dataplane/segments.py`). */
+/* Software GRO: TCP packets of one batch joined into super-segments (the rules of `tsd/dataplane/segments.py`);
+ * UDP datagrams on request. */
 #ifndef TSN_COALESCE_H
 #define TSN_COALESCE_H
 
@@ -21,8 +22,10 @@ typedef struct {
   uint32_t next_sequence;
   uint32_t next_in_bucket; /* item + 1 */
   uint32_t bucket;
-  uint16_t ip_header_bytes, header_bytes; /* header_bytes: IP and TCP */
-  uint8_t last_flags;
+  uint16_t ip_header_bytes, header_bytes; /* header_bytes: IP and TCP or UDP */
+  uint16_t count; /* of packets in it */
+  uint8_t is_udp;
+  uint8_t last_flags; /* of TCP */
   uint8_t closed;  /* nothing may follow */
   int8_t verified; /* checksums: 1 right, -1 wrong, 0 not looked at */
   uint8_t flow[36]; /* addresses and ports */
@@ -33,6 +36,7 @@ typedef struct {
   coalesce_piece *pieces;
   uint32_t item_count, piece_count, item_capacity, piece_capacity;
   uint32_t buckets[COALESCE_BUCKETS]; /* item + 1 */
+  uint8_t takes_udp;
 } coalescer;
 
 void coalesce_reset(coalescer *c);
@@ -44,5 +48,7 @@ void coalesce_add(coalescer *c, int64_t peer, const uint8_t *packet, uint32_t by
 /* 0 when the item is a single packet. */
 uint32_t coalesce_segment_bytes(const coalesce_item *item);
 void coalesce_write(const coalescer *c, const coalesce_item *item, uint8_t *out);
+/* Makes the header at `out`, a copy of the first packet's or that itself, the header of the whole item. */
+void coalesce_finish_header(const coalesce_item *item, uint8_t *out);
 
 #endif

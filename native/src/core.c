@@ -21,32 +21,53 @@ int reserve(void *array, size_t *capacity, size_t count, size_t element_bytes) {
   return 0;
 }
 
-int list_once(core *c, handle_list *list, peer *p, uint64_t *mark) {
-  if (*mark == c->call) return 0;
-  *mark = c->call;
+int list_once(core_work *w, handle_list *list, peer *p, uint64_t *mark) {
+  if (*mark == w->call) return 0;
+  *mark = w->call;
   if (reserve(&list->values, &list->capacity, list->count + 1, sizeof *list->values)) return -1;
   list->values[list->count++] = p->handle;
   return 0;
 }
 
-void begin_call(core *c) {
-  c->call++;
-  c->touched = NULL;
-  c->first_sender = c->last_sender = NULL;
-  c->attention.count = c->authenticated.count = c->confirmed.count = 0;
+void begin_call(core_work *w) {
+  w->call = ++w->core->call;
+  w->first_sender = w->last_sender = NULL;
+  wipe_groups(w);
+  w->attention.count = w->authenticated.count = w->confirmed.count = 0;
 }
 
-uint32_t chain_job(core *c, session *s, uint32_t job) {
-  if (s->work_call == c->call) {
-    uint32_t former = s->work_last;
-    s->work_last = job;
-    return former;
+/* Unlike `reserve`, leaves no keys behind. */
+static int grow_groups(core_work *w) {
+  size_t capacity = w->group_capacity ? w->group_capacity * 2 : 16;
+  job_group *groups = calloc(capacity, sizeof *groups);
+  if (!groups) return -1;
+  copy_bytes(groups, w->groups, w->group_count * sizeof *groups);
+  size_t count = w->group_count;
+  wipe_groups(w);
+  free(w->groups);
+  w->groups = groups;
+  w->group_count = count;
+  w->group_capacity = capacity;
+  return 0;
+}
+
+void wipe_groups(core_work *w) {
+  if (w->group_count) wipe(w->groups, w->group_count * sizeof *w->groups);
+  w->group_count = 0;
+}
+
+int chain_job(core_work *w, session *s, const aead_key *key, uint32_t job, uint32_t *former) {
+  if (s->work_call == w->call) {
+    *former = w->groups[s->work_group].last;
+    w->groups[s->work_group].last = job;
+    return 0;
   }
-  s->work_call = c->call;
-  s->work_first = s->work_last = job;
-  s->next_touched = c->touched;
-  c->touched = s;
-  return NONE;
+  if (w->group_count == w->group_capacity && grow_groups(w)) return -1;
+  s->work_call = w->call;
+  s->work_group = (uint32_t)w->group_count++;
+  w->groups[s->work_group] = (job_group){.key = *key, .remote_index = s->remote_index, .first = job, .last = job};
+  *former = NONE;
+  return 0;
 }
 
 core *core_new(uint32_t mtu_bytes, const char *kernel_name) {
@@ -54,18 +75,42 @@ core *core_new(uint32_t mtu_bytes, const char *kernel_name) {
   if (!kernel || aead_self_test(kernel)) return NULL;
   core *c = calloc(1, sizeof *c);
   if (!c) return NULL;
+  if (pthread_mutex_init(&c->lock, NULL)) {
+    free(c);
+    return NULL;
+  }
   c->kernel = kernel;
   c->mtu_bytes = mtu_bytes;
   return c;
 }
 
-const char *core_kernel_name(const core *c) { return c->kernel->name; }
+core_work *core_work_new(core *c) {
+  core_work *w = calloc(1, sizeof *w);
+  if (w) w->core = c;
+  return w;
+}
 
-const uint64_t *core_drops(const core *c) { return c->drops; }
+void core_work_free(core_work *w) {
+  if (!w) return;
+  if (w->plain) wipe(w->plain, w->plain_capacity);
+  wipe_groups(w);
+  coalesce_free(&w->coalescer);
+  free(w->attention.values), free(w->authenticated.values), free(w->confirmed.values);
+  free(w->groups), free(w->jobs), free(w->sources), free(w->runs), free(w->refused);
+  free(w->open_jobs), free(w->others), free(w->deliveries), free(w->heard), free(w->plain);
+  free(w);
+}
+
+const char *core_kernel_name(const core *c) { return c->kernel->name; }
 
 peer *find_peer(const core *c, int64_t handle) { return table_get(&c->peers, (uint64_t)handle); }
 
-int core_has_peer(const core *c, int64_t handle) { return find_peer(c, handle) != NULL; }
+int core_has_peer(core *c, int64_t handle) {
+  lock_core(c);
+  int known = find_peer(c, handle) != NULL;
+  unlock_core(c);
+  return known;
+}
 
 static void free_session(core *c, session *s) {
   if (!s) return;
@@ -81,7 +126,7 @@ static void free_sessions(core *c, peer *p) {
   p->current = p->previous = p->next = NULL;
 }
 
-int core_add_peer(core *c, int64_t handle) {
+static int add_peer(core *c, int64_t handle) {
   if (find_peer(c, handle)) return 0;
   peer *p = calloc(1, sizeof *p);
   if (!p) return -1;
@@ -91,13 +136,23 @@ int core_add_peer(core *c, int64_t handle) {
   return -1;
 }
 
+int core_add_peer(core *c, int64_t handle) {
+  lock_core(c);
+  int failed = add_peer(c, handle);
+  unlock_core(c);
+  return failed;
+}
+
 void core_remove_peer(core *c, int64_t handle) {
+  lock_core(c);
   peer *p = find_peer(c, handle);
-  if (!p) return;
-  free_sessions(c, p);
-  allowed_clear(&c->allowed, &p->allowed);
-  table_remove(&c->peers, (uint64_t)handle);
-  free(p);
+  if (p) {
+    free_sessions(c, p);
+    allowed_clear(&c->allowed, &p->allowed);
+    table_remove(&c->peers, (uint64_t)handle);
+    free(p);
+  }
+  unlock_core(c);
 }
 
 void core_free(core *c) {
@@ -109,31 +164,45 @@ void core_free(core *c) {
     free_sessions(c, p);
     free(p);
   }
-  if (c->plain) wipe(c->plain, c->plain_capacity);
   table_free(&c->peers);
   table_free(&c->sessions);
-  coalesce_free(&c->coalescer);
-  free(c->attention.values), free(c->authenticated.values), free(c->confirmed.values);
-  free(c->jobs), free(c->sources), free(c->runs), free(c->refused);
-  free(c->open_jobs), free(c->others), free(c->deliveries), free(c->plain);
+  pthread_mutex_destroy(&c->lock);
   free(c);
 }
 
-void core_clear_allowed(core *c, int64_t handle) {
+int core_set_allowed(core *c, int64_t handle, const core_prefix *prefixes, size_t count) {
+  lock_core(c);
   peer *p = find_peer(c, handle);
+  int failed = 0;
   if (p) allowed_clear(&c->allowed, &p->allowed);
+  for (size_t i = 0; p && !failed && i < count; i++)
+    failed = allowed_add(&c->allowed, &p->allowed, prefixes[i].address, prefixes[i].bytes, prefixes[i].bits);
+  unlock_core(c);
+  return failed;
 }
 
-int core_add_allowed(core *c, int64_t handle, const uint8_t *address, uint32_t bytes, uint32_t prefix_bits) {
-  peer *p = find_peer(c, handle);
-  return p ? allowed_add(&c->allowed, &p->allowed, address, bytes, prefix_bits) : 0;
-}
-
-int core_route(const core *c, const uint8_t *address, uint32_t bytes, int64_t *handle) {
+int core_route(core *c, const uint8_t *address, uint32_t bytes, int64_t *handle) {
   if (bytes != 4 && bytes != 16) return 0;
+  lock_core(c);
   const peer *p = (const peer *)allowed_find(&c->allowed, address, bytes);
   if (p) *handle = p->handle;
+  unlock_core(c);
   return p != NULL;
+}
+
+void core_set_path(core *c, int64_t handle, const core_path *path) {
+  lock_core(c);
+  peer *p = find_peer(c, handle);
+  if (p) p->path = *path;
+  unlock_core(c);
+}
+
+void core_refuse_gso(core *c, int64_t handle, const core_path *path) {
+  lock_core(c);
+  peer *p = find_peer(c, handle);
+  if (p && p->path.family == path->family && p->path.port == path->port && !memcmp(p->path.ip, path->ip, 16))
+    p->path.no_gso = 1;
+  unlock_core(c);
 }
 
 static void place_session(core *c, peer *p, session *s) {
@@ -157,39 +226,64 @@ static void place_session(core *c, peer *p, session *s) {
   p->activity.first_unanswered_send = p->activity.first_unreplied_receive = 0;
 }
 
+static int install(core *c, session *s, int64_t handle) {
+  s->owner = find_peer(c, handle);
+  if (!s->owner) {
+    wipe(s, sizeof *s);
+    free(s);
+    return 0;
+  }
+  s->serial = ++c->last_serial;
+  place_session(c, s->owner, s); /* first, so that a reused index of a dropped session is free */
+  return table_put(&c->sessions, s->local_index, s);
+}
+
 int core_install_session(core *c, int64_t handle, uint32_t local_index, uint32_t remote_index, const uint8_t send_key[32],
                          const uint8_t receive_key[32], int is_initiator, double now) {
-  peer *p = find_peer(c, handle);
-  if (!p) return 0;
   session *s = calloc(1, sizeof *s);
   if (!s) return -1;
   s->local_index = local_index;
   s->remote_index = remote_index;
   s->is_initiator = is_initiator;
   s->created = now;
-  s->owner = p;
   aead_set_key(&s->send_key, send_key);
   aead_set_key(&s->receive_key, receive_key);
-  place_session(c, p, s); /* first, so that a reused index of a dropped session is free */
-  return table_put(&c->sessions, local_index, s);
+  lock_core(c);
+  int failed = install(c, s, handle);
+  unlock_core(c);
+  return failed;
 }
 
 void core_drop_sessions(core *c, int64_t handle) {
+  lock_core(c);
   peer *p = find_peer(c, handle);
-  if (!p) return;
-  free_sessions(c, p);
-  p->activity.rekey_wanted = 0;
-  p->activity.first_unanswered_send = p->activity.first_unreplied_receive = 0;
+  if (p) {
+    free_sessions(c, p);
+    p->activity.rekey_wanted = 0;
+    p->activity.first_unanswered_send = p->activity.first_unreplied_receive = 0;
+  }
+  unlock_core(c);
 }
 
-void core_get_activity(const core *c, int64_t handle, core_activity *out) {
-  const peer *p = find_peer(c, handle);
-  memset(out, 0, sizeof *out);
-  if (!p) return;
+static void read_activity(const peer *p, core_activity *out) {
   *out = p->activity;
   out->has_current = p->current != NULL;
   out->has_next = p->next != NULL;
   if (!p->current) return;
   out->session_created = p->current->created;
   out->is_initiator = p->current->is_initiator;
+}
+
+void core_get_activity(core *c, int64_t handle, core_activity *out) {
+  memset(out, 0, sizeof *out);
+  lock_core(c);
+  const peer *p = find_peer(c, handle);
+  if (p) read_activity(p, out);
+  unlock_core(c);
+}
+
+void core_get_drops(core *c, uint64_t drops[DROP_COUNT]) {
+  lock_core(c);
+  memcpy(drops, c->drops, sizeof c->drops);
+  unlock_core(c);
 }

@@ -2,6 +2,8 @@
 #ifndef TSN_INTERNAL_H
 #define TSN_INTERNAL_H
 
+#include <pthread.h>
+
 #include "aead.h"
 #include "allowedips.h"
 #include "bits.h"
@@ -30,10 +32,10 @@ typedef struct session {
   uint64_t send_counter;
   double created;
   peer *owner;
+  uint64_t serial; /* never given twice: an index is */
   int is_initiator;
-  uint32_t work_first, work_last; /* jobs of this call */
-  uint64_t work_call;
-  struct session *next_touched;
+  uint64_t work_call; /* the call in which it has a group, and which */
+  uint32_t work_group;
   replay_window replay;
 } session;
 
@@ -41,11 +43,13 @@ struct peer {
   allowed_owner allowed; /* first: an owner is a peer */
   int64_t handle;
   session *current, *previous, *next;
+  core_path path;
   core_activity activity; /* of the session fields only rekey_wanted is kept here */
   uint64_t attention_call, authenticated_call, confirmed_call; /* last call in which it was listed */
   uint64_t send_call;
   uint32_t open_run, sent_datagrams, sent_bytes; /* of the call `send_call` */
   peer *next_sender;
+  uint32_t heard_at; /* place in `heard` of the call `authenticated_call` */
 };
 
 typedef struct {
@@ -68,46 +72,71 @@ typedef struct {
   const uint8_t *datagram;
   uint8_t *plain;
   uint32_t bytes, plain_bytes;
-  session *session;
+  uint32_t local_index, source;
+  uint64_t serial; /* of the session */
+  int64_t peer;    /* once judged */
   uint32_t next, ok;
+  uint32_t inner_bytes; /* once judged: of the IP packet to deliver, or 0 */
 } open_job;
+
+/* The jobs of one session in one call, with a copy of its key. */
+typedef struct {
+  aead_key key;
+  uint32_t remote_index;
+  uint32_t first, last;
+} job_group;
 
 struct core {
   const aead_kernel *kernel;
   uint32_t mtu_bytes;
+  pthread_mutex_t lock; /* of everything below */
   table peers, sessions;
   allowed_table allowed;
   uint64_t drops[DROP_COUNT];
-  uint64_t call;
-  session *touched; /* sessions with work in this call */
+  uint64_t call, last_serial;
+};
+
+/* What one caller needs for one batch. */
+struct core_work {
+  core *core;
+  uint64_t call; /* the core's number for it */
   handle_list attention, authenticated, confirmed;
+  job_group *groups;
+  size_t group_count, group_capacity;
 
   seal_job *jobs;
   segment_source *sources;
   core_run *runs;
   core_refused *refused;
   size_t job_count, job_capacity, source_count, source_capacity, run_count, run_capacity, refused_count, refused_capacity;
+  peer *first_sender, *last_sender;
 
   open_job *open_jobs;
   core_other *others;
   core_delivery *deliveries;
+  core_heard *heard;
   uint8_t *plain;
-  size_t open_count, open_capacity, other_count, other_capacity, delivery_capacity, plain_capacity;
+  size_t open_count, open_capacity, other_count, other_capacity, delivery_capacity, plain_capacity, heard_capacity;
   coalescer coalescer;
-  peer *first_sender, *last_sender;
 };
+
+static inline void lock_core(core *c) { pthread_mutex_lock(&c->lock); }
+static inline void unlock_core(core *c) { pthread_mutex_unlock(&c->lock); }
 
 /* Room for `count` elements in a growing array. 0, or -1 when out of memory. */
 int reserve(void *array, size_t *capacity, size_t count, size_t element_bytes);
 
 /* Appends unless the peer is listed in this call already; `mark` is the peer's stamp for that list. */
-int list_once(core *c, handle_list *list, peer *p, uint64_t *mark);
+int list_once(core_work *w, handle_list *list, peer *p, uint64_t *mark);
 
 peer *find_peer(const core *c, int64_t handle);
-void begin_call(core *c);
+/* A new call; the lock is held. Calls of other workers may begin and end before the next use of the lock: what hangs on
+ * stamps (lists, groups, open runs) must be done in one stretch under the lock, or begun anew with a new number. */
+void begin_call(core_work *w);
 
-/* Puts a job (its number, and where its link is) behind the others of its session in this call.
- * Returns the number of the former last job, whose link the caller sets, or NONE. */
-uint32_t chain_job(core *c, session *s, uint32_t job);
+/* Puts a job (its number, and where its link is) behind the others of its session in this call. Gives the number of
+ * the former last job, whose link the caller sets, or NONE. -1: out of memory. */
+int chain_job(core_work *w, session *s, const aead_key *key, uint32_t job, uint32_t *former);
+void wipe_groups(core_work *w);
 
 #endif

@@ -1,4 +1,4 @@
-/* Software TSO: a TCP super-segment cut into packets (the rules of `tsd/dataplane/segments.py`). */
+/* Software TSO: a TCP super-segment cut into packets (the rules of `tsd/dataplane/segments.py`), and USO for UDP. */
 #ifndef TSN_SEGMENT_H
 #define TSN_SEGMENT_H
 
@@ -9,12 +9,13 @@
 typedef struct {
   const uint8_t *packet;
   uint32_t payload_bytes, segment_bytes, count;
-  uint16_t ip_header_bytes, header_bytes; /* header_bytes: IP and TCP */
-  uint32_t header_sum; /* of what is the same in every TCP header, and the pseudo header without its length */
+  uint16_t ip_header_bytes, header_bytes; /* header_bytes: IP and TCP or UDP */
+  uint32_t header_sum; /* of what is the same in every TCP or UDP header, and the pseudo header without its length */
+  uint8_t is_udp;
 } segment_source;
 
-/* 0, or -1 when this is not a TCP packet that can be cut. */
-int segment_parse(segment_source *s, const uint8_t *packet, uint32_t bytes, uint32_t segment_bytes);
+/* 0, or -1 when this is not a TCP packet that can be cut. `may_be_udp`: UDP can be, too. */
+int segment_parse(segment_source *s, const uint8_t *packet, uint32_t bytes, uint32_t segment_bytes, uint32_t may_be_udp);
 /* Writes the headers of piece `index` (header_bytes of them), checksums filled in. */
 void segment_header(const segment_source *s, uint32_t index, uint8_t *out);
 /* Payload of piece `index`: where, and how much. */

@@ -17,7 +17,7 @@ from tsd.dataplane.pump import Core
 
 __all__ = ["ABI", "BACKEND", "describe", "load", "native"]
 
-ABI = 1
+ABI = 2
 """Equals CORE_ABI in native/src/core.h; raised when the glue or the core changes shape."""
 
 

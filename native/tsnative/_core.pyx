@@ -1,15 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
 """Glue between `tsd.dataplane.pump` and the C core: turns Python objects into pointers and back, nothing else.
 
-The GIL is released while packets are sealed, opened and copied. A call that arrives meanwhile from another thread
-is refused, because the core has one caller at a time.
+The GIL is released while packets are sealed, opened and copied. A Python call that arrives meanwhile from another
+thread is refused: there is one `core_work` for Python. The threads of an `FdPump` have their own.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
-from libc.string cimport memset
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy, memset
 
 from tsd.base.log import DropCounter
 from tsd.dataplane.pump import Activity, Opened, OpenResult, Other, Sealed, SealResult
@@ -39,10 +39,24 @@ cdef extern from "core.h" nogil:
     int CORE_ABI
     ctypedef struct core:
         pass
+    ctypedef struct core_work:
+        pass
     ctypedef struct core_frame:
         const uint8_t *packet
         size_t bytes
         int32_t segment_bytes
+        uint32_t is_udp
+    ctypedef struct core_prefix:
+        uint8_t address[16]
+        uint32_t bytes
+        uint32_t bits
+    ctypedef struct core_path:
+        uint8_t family
+        uint8_t up
+        uint8_t no_gso
+        uint16_t port
+        uint8_t ip[16]
+        uint32_t scope
     ctypedef struct core_run:
         int64_t peer
         uint8_t *out
@@ -97,24 +111,28 @@ cdef extern from "core.h" nogil:
     void core_free(core *c)
     const char *core_kernel_name(const core *c)
     const char *core_drop_name(int drop)
-    const uint64_t *core_drops(const core *c)
+    int DROP_COUNT
+    void core_get_drops(core *c, uint64_t *drops)
     int core_add_peer(core *c, int64_t peer)
     void core_remove_peer(core *c, int64_t peer)
-    int core_has_peer(const core *c, int64_t peer)
-    void core_clear_allowed(core *c, int64_t peer)
-    int core_add_allowed(core *c, int64_t peer, const uint8_t *address, uint32_t bytes, uint32_t prefix_bits)
-    int core_route(const core *c, const uint8_t *address, uint32_t bytes, int64_t *peer)
+    int core_has_peer(core *c, int64_t peer)
+    int core_set_allowed(core *c, int64_t peer, const core_prefix *prefixes, size_t count)
+    int core_route(core *c, const uint8_t *address, uint32_t bytes, int64_t *peer)
     int core_install_session(core *c, int64_t peer, uint32_t local_index, uint32_t remote_index,
                              const uint8_t *send_key, const uint8_t *receive_key, int is_initiator, double now)
     void core_drop_sessions(core *c, int64_t peer)
-    void core_get_activity(const core *c, int64_t peer, core_activity *out)
-    int core_plan_seal(core *c, const core_frame *frames, size_t count, double now, core_seal_result *result)
-    int core_plan_seal_to(core *c, int64_t peer, const core_frame *frames, size_t count, double now,
+    void core_get_activity(core *c, int64_t peer, core_activity *out)
+    void core_set_path(core *c, int64_t peer, const core_path *path)
+    core_work *core_work_new(core *c)
+    void core_work_free(core_work *w)
+    int core_plan_seal(core_work *w, const core_frame *frames, size_t count, double now, int keep_unrouted,
+                       core_seal_result *result)
+    int core_plan_seal_to(core_work *w, int64_t peer, const core_frame *frames, size_t count, double now,
                           core_seal_result *result)
-    void core_run_seal(core *c)
-    int core_run_open(core *c, const uint8_t *datagrams, size_t bytes, size_t datagram_bytes, double now,
+    void core_run_seal(core_work *w)
+    int core_run_open(core_work *w, const uint8_t *datagrams, size_t bytes, size_t datagram_bytes, double now,
                       core_open_result *result)
-    void core_write_opened(core *c)
+    void core_write_opened(core_work *w)
 
 ABI = CORE_ABI
 cdef tuple _OTHERS = (None, *Other)
@@ -124,6 +142,18 @@ cdef object _new = tuple.__new__
 cdef list _handles(const int64_t *values, size_t count):
     cdef size_t i
     return [values[i] for i in range(count)]
+
+
+cdef int fill_prefixes(core_prefix *out, list prefixes) except -1:
+    cdef bytes address
+    cdef size_t at = 0
+    for prefix in prefixes:
+        address = prefix.network_address.packed
+        out[at].bytes = <uint32_t>len(address)
+        out[at].bits = prefix.prefixlen
+        memcpy(out[at].address, PyBytes_AS_STRING(address), len(address))
+        at += 1
+    return 0
 
 
 cdef class _Frames:
@@ -160,6 +190,7 @@ cdef class _Frames:
     cdef int hold(self, size_t at, object packet, object segment_bytes) except -1:
         cdef core_frame *frame = &self.frames[at]
         cdef Py_buffer *view
+        frame.is_udp = 0
         self.held.append(packet)
         if PyBytes_CheckExact(packet):
             frame.packet = <const uint8_t *>PyBytes_AS_STRING(packet)
@@ -188,6 +219,7 @@ cdef class NativeCore:
     """`tsd.dataplane.pump.Core` in C. `kernel`: "avx2", "portable", or empty for the fastest."""
 
     cdef core *_core
+    cdef core_work *_work
     cdef _Frames _frames
     cdef object _drops
     cdef bint _busy
@@ -199,11 +231,15 @@ cdef class NativeCore:
         self._core = core_new(mtu_bytes, kernel.encode())
         if self._core == NULL:
             raise RuntimeError(f"AEAD kernel {kernel or 'for this CPU'!r}: not available here, or its self-test failed")
+        self._work = core_work_new(self._core)
+        if self._work == NULL:
+            raise MemoryError
         self._frames = _Frames()
         self._drops = DropCounter()
         self.name = f"native ({core_kernel_name(self._core).decode()})"
 
     def __dealloc__(self):
+        core_work_free(self._work)
         core_free(self._core)
 
     cdef int _enter(self, bint stay = False) except -1:
@@ -219,12 +255,12 @@ cdef class NativeCore:
 
     @property
     def drops(self):
-        cdef const uint64_t *counts = core_drops(self._core)
-        cdef int i = 0
-        while core_drop_name(i) != NULL:
+        cdef uint64_t counts[32]
+        cdef int i
+        core_get_drops(self._core, counts)
+        for i in range(DROP_COUNT):
             if counts[i]:
                 self._drops[core_drop_name(i).decode()] = counts[i]
-            i += 1
         return self._drops
 
     def add_peer(self, int64_t peer):
@@ -237,15 +273,21 @@ cdef class NativeCore:
         core_remove_peer(self._core, peer)
 
     def set_allowed_ips(self, int64_t peer, prefixes):
-        cdef bytes packed
-        cdef list wanted = [(prefix.network_address.packed, prefix.prefixlen) for prefix in prefixes]
-        self._enter()
-        if not core_has_peer(self._core, peer):
-            raise KeyError(peer)
-        core_clear_allowed(self._core, peer)
-        for packed, bits in wanted:
-            if core_add_allowed(self._core, peer, packed, <uint32_t>len(packed), bits):
-                raise MemoryError
+        cdef list wanted = list(prefixes)
+        cdef core_prefix *packed = <core_prefix *>calloc(len(wanted) + 1, sizeof(core_prefix))
+        cdef int failed
+        if packed == NULL:
+            raise MemoryError
+        try:
+            fill_prefixes(packed, wanted)
+            self._enter()
+            if not core_has_peer(self._core, peer):
+                raise KeyError(peer)
+            failed = core_set_allowed(self._core, peer, packed, len(wanted))
+        finally:
+            free(packed)
+        if failed:
+            raise MemoryError
 
     def route(self, bytes address not None):
         cdef int64_t peer = 0
@@ -277,7 +319,7 @@ cdef class NativeCore:
             run.out = <uint8_t *>PyBytes_AS_STRING(out)
             outputs.append(_new(Sealed, (run.peer, out, run.datagram_bytes, run.count)))
         with nogil:
-            core_run_seal(self._core)
+            core_run_seal(self._work)
         return outputs
 
     def seal(self, frames, double now):
@@ -290,7 +332,7 @@ cdef class NativeCore:
             for frame in wanted:
                 self._frames.hold(count, frame[0], frame[1])
                 count += 1
-            if core_plan_seal(self._core, self._frames.frames, count, now, &result):
+            if core_plan_seal(self._work, self._frames.frames, count, now, 0, &result):
                 raise MemoryError
             sealed = self._run_seal(&result)
             refused = [(result.refused[i].peer, wanted[result.refused[i].frame]) for i in range(result.refused_count)]
@@ -308,7 +350,7 @@ cdef class NativeCore:
             for packet in wanted:
                 self._frames.hold(count, packet, None)
                 count += 1
-            if core_plan_seal_to(self._core, peer, self._frames.frames, count, now, &result):
+            if core_plan_seal_to(self._work, peer, self._frames.frames, count, now, &result):
                 raise MemoryError
             return self._run_seal(&result)
         finally:
@@ -324,7 +366,7 @@ cdef class NativeCore:
             self._frames.hold(0, datagrams, None)
             whole = &self._frames.frames[0]
             with nogil:
-                failed = core_run_open(self._core, whole.packet, whole.bytes, datagram_bytes, now, &result)
+                failed = core_run_open(self._work, whole.packet, whole.bytes, datagram_bytes, now, &result)
             if failed:
                 raise MemoryError
             return self._take_opened(&result, <const char *>whole.packet)
@@ -345,7 +387,7 @@ cdef class NativeCore:
             delivery.out = <uint8_t *>PyBytes_AS_STRING(out)
             opened.append(_new(Opened, (delivery.peer, _new(Frame, (out, delivery.segment_bytes)))))
         with nogil:
-            core_write_opened(self._core)
+            core_write_opened(self._work)
         return _new(OpenResult, (
             opened,
             others,
@@ -419,3 +461,6 @@ def seal_batch(str kernel not None, bytes key not None, list packets not None):
 def open_batch(str kernel not None, bytes key not None, list packets not None):
     """[(counter, ciphertext and tag)] under one key -> [plaintext, or None when it is not authentic]."""
     return _batch(kernel, key, packets, True)
+
+
+include "_fdpump.pxi"

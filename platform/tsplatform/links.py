@@ -25,7 +25,8 @@ from tsplatform import netlink
 log = logging.getLogger(__name__)
 
 DEBOUNCE_S = 0.25
-TICK_S = 15.0
+TICK_S = 5.0
+"""The longest time until a suspension is noticed when nothing else tells."""
 SLEEP_SLACK_S = 10.0
 OWN_INTERFACE_PREFIXES = ("tsd", "tailscale")
 

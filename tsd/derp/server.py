@@ -27,6 +27,7 @@ KEEP_ALIVE_JITTER_S = 5.0
 NOT_HERE_BURST = 3
 PING_MAX_BYTES = 1000
 _REACHED_MAX = 4096
+_TWINS = b"another machine uses the same node key; was its state copied? Log one of them in anew"
 
 Admit = Callable[[NodePublic, AddrPort], bool]
 
@@ -75,6 +76,8 @@ class _Client:
     announced: bool = False
     preferred: bool = False
     has_pong: bool = False
+    is_twin: bool = False
+    """It was told that another connection of its key is in use."""
     not_here_tokens: float = NOT_HERE_BURST
     not_here_at: float = 0.0
     last_take: float = 0.0
@@ -188,6 +191,7 @@ class DerpRouter:
         if holders is not None and holders[-1] is not client and client in holders:
             holders.remove(client)
             holders.append(client)
+            self._tell_twins(holders)
         destinations = self._by_key.get(payload[: frames.KEY_BYTES])
         packet = payload[frames.KEY_BYTES :]
         if destinations is None:
@@ -205,6 +209,13 @@ class DerpRouter:
         if not target.announced:
             target.announced = True
             self._outputs.append(Writable(target.connection))
+
+    def _tell_twins(self, holders: list[_Client]) -> None:
+        """Two connections of one key were both used: that is no reconnection but a copied state (W13)."""
+        for holder in holders:
+            if not holder.is_twin:
+                holder.is_twin = True
+                self._control(holder, frames.frame(FrameType.HEALTH, _TWINS))
 
     def _note_reached(self, client: _Client, connection: int) -> None:
         if len(client.reached) >= _REACHED_MAX:
@@ -280,6 +291,9 @@ class DerpRouter:
         holders.remove(client)
         if holders:
             holders[-1].reached.update(client.reached)
+            if len(holders) == 1 and holders[0].is_twin:
+                holders[0].is_twin = False
+                self._control(holders[0], frames.frame(FrameType.HEALTH))
             return
         del self._by_key[client.key]
         notice = frames.encode_peer_gone(client.key, frames.GONE_DISCONNECTED)

@@ -178,6 +178,8 @@ class DerpPool:
             link.ready_at = link.last_heard = self._options.clock.now()
             link.last_error = ""
             self._failed.pop(link.region_id, None)
+            if not link.forgotten:
+                self._callbacks.on_health(link.region_id, "")
             if link.region_id == self.home:
                 connection.note_preferred(True)
             _log.info(fields("relay connected", derp_region=link.region_id))

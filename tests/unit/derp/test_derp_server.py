@@ -92,13 +92,29 @@ def test_w13_duplicates_most_recent_writer_is_active():
     assert region.read(twin) and not region.read(a)
     region.send(a, b_key, b"mine")
     region.send(b, a_key, b"2")
-    assert region.read(a)[0].payload[32:] == b"2"
+    told, packet = region.read(a)
+    assert told.kind == FrameType.HEALTH and b"same node key" in told.payload and packet.payload[32:] == b"2"
+    assert region.read(twin) == [told]
     region.router.disconnect(a, region.now)
     region.read(b)
     region.send(b, a_key, b"3")
-    assert region.read(twin)[0].payload[32:] == b"3" and region.read(b) == []
+    well, packet = region.read(twin)
+    assert (well.kind, well.payload) == (FrameType.HEALTH, b"")
+    assert packet.payload[32:] == b"3" and region.read(b) == []
     region.router.disconnect(twin, region.now)
     assert frames.decode_peer_gone(region.read(b)[0].payload) == (a_key.public(), 0)
+
+
+def test_w13_a_reconnection_is_no_twin():
+    region = Region()
+    a, a_key = region.login()
+    _, b_key = region.login()
+    region.send(a, b_key, b"1")
+    again, _ = region.login_as(a_key)
+    region.send(again, b_key, b"2")
+    assert region.read(a) == region.read(again) == []
+    region.router.disconnect(a, region.now)
+    assert region.read(again) == []
 
 
 def test_w26_queue_is_bounded_and_drops_the_oldest():

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from tsd.base.addr import AddrPort
+from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.errors import ProtocolError
@@ -161,6 +161,15 @@ class Plane:
             log.warning(fields("peer has an unusable key", peer=peer.node_key.short(), reason=err))
             return False
         return True
+
+    def link_changed(self, local: Collection[IPAddress]) -> None:
+        """The underlay changed; `local` are the host's addresses now (empty: unknown)."""
+        now, wall_ns = self._clock.now(), self._clock.wall_ns()
+        self.magicsock.link_changed(now)
+        self.derp.link_changed(local)
+        for peer in self._peers:
+            self.wireguard.retry(peer.handle, now, wall_ns)
+        self.driver.kick()
 
     def _handle_of_stranger(self, node_key: NodePublic) -> int | None:
         peer = self._peers.by_key(node_key)

@@ -315,9 +315,7 @@ class Reach:
     def _path_changed(self) -> None:
         self._endpoint_list.forget()
         if self._plane is not None:
-            self._plane.magicsock.link_changed(self._clock.now())
-            self._plane.derp.link_changed(self._links.state().addresses)
-            self._plane.driver.kick()
+            self._plane.link_changed(self._links.state().addresses)
         self.look("link-change")
 
     # --- sockets

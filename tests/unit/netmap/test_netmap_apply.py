@@ -1,7 +1,6 @@
 """Delta rules of the map stream."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +179,8 @@ def test_n22_one_delta_on_a_large_map_is_cheap() -> None:
     peers = [node(2, ID=n, Name=f"n{n}.tn.example.", Key=f"nodekey:{n:064x}") for n in range(2, 10_002)]
     netmap = start(*peers)
     raw = encode_json(message(PeersChanged=[node(5, ID=10_500)], PeersChangedPatch=[{"NodeID": 9, "Online": True}]))
-    times = []
-    for _ in range(5):
-        before = time.perf_counter()
-        after, diff = apply(netmap, decode_map_response(raw), wall_ns=WALL_NS)
-        times.append(time.perf_counter() - before)
+    after, diff = apply(netmap, decode_map_response(raw), wall_ns=WALL_NS)
     assert (diff.added, diff.moved) == ((10_500,), (9,))
     assert len(after.peers) == 10_001
-    assert min(times) < 0.005, times
+    untouched = [node_id for node_id in netmap.peers if node_id != 9]
+    assert all(after.peers[node_id] is netmap.peers[node_id] for node_id in untouched)

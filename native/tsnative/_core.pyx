@@ -146,11 +146,15 @@ cdef list _handles(const int64_t *values, size_t count):
 
 cdef int fill_prefixes(core_prefix *out, list prefixes) except -1:
     cdef bytes address
+    cdef bint is_single
     cdef size_t at = 0
     for prefix in prefixes:
-        address = prefix.network_address.packed
+        is_single = PyBytes_CheckExact(prefix)
+        address = prefix if is_single else prefix.network_address.packed
+        if len(address) != 4 and len(address) != 16:
+            raise ValueError("addresses have 4 or 16 bytes")
         out[at].bytes = <uint32_t>len(address)
-        out[at].bits = prefix.prefixlen
+        out[at].bits = 8 * out[at].bytes if is_single else prefix.prefixlen
         memcpy(out[at].address, PyBytes_AS_STRING(address), len(address))
         at += 1
     return 0

@@ -96,7 +96,8 @@ class Stream:
         for end in self.ends:
             for peer in PEERS:
                 v4, v6 = self.addresses(peer)
-                prefixes = [ip_network(int.from_bytes(v4, "big")), ip_network((v6, 128))]
+                singles = self.rng.random() < 0.5
+                prefixes: list[Any] = [v4, v6] if singles else [ip_network(v4), ip_network((v6, 128))]
                 for _ in range(self.rng.randrange(4)):
                     length = self.rng.choice([0, 1, 7, 8, 9, 16, 24, 31, 32])
                     prefixes.append(ip_network((self.rng.randbytes(4), length), strict=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from tsd.base.errors import DecodeError
@@ -66,10 +67,27 @@ def parse_ip(text: str) -> IPAddress:
     """Raises `DecodeError` instead of ValueError; scoped IPv6 is refused, mapped IPv4 is unmapped."""
     if "%" in text:
         raise DecodeError("addr", f"zone not allowed: {text!r}")
+    packed = _packed(text)
+    if packed is not None:
+        return IPv4Address(packed) if len(packed) == 4 else unmap(IPv6Address(packed))
     try:
         return unmap(ip_address(text))
     except ValueError as err:
         raise DecodeError("addr", str(err)) from None
+
+
+def packed_single(text: str) -> bytes | None:
+    """The packed address of `a.b.c.d/32` or `x::y/128`; None for every other text. Much faster than a prefix."""
+    if text.endswith("/32") and ":" not in text:
+        return _packed(text[:-3])
+    return _packed(text[:-4]) if text.endswith("/128") and ":" in text else None
+
+
+def _packed(text: str) -> bytes | None:
+    try:
+        return inet_pton(AF_INET6 if ":" in text else AF_INET, text)
+    except (OSError, ValueError):
+        return None
 
 
 def parse_prefix(text: str) -> IPPrefix:

@@ -33,15 +33,20 @@ class AllowedIps:
         self._owned: dict[int, dict[tuple[int, int, int], None]] = {}
         self._cache: dict[bytes, int | None] = {}
 
-    def replace(self, peer: int, prefixes: Sequence[IPPrefix]) -> None:
+    def replace(self, peer: int, prefixes: Sequence[IPPrefix | bytes]) -> None:
         """Give `peer` exactly these prefixes; those that others held move."""
         self.remove(peer)
         owned = self._owned.setdefault(peer, {})
         for prefix in prefixes:
-            size = prefix.max_prefixlen // 8
-            level = self._level(size, prefix.prefixlen)
-            number = int(prefix.network_address) >> level.shift
-            entry = (size, prefix.prefixlen, number)
+            if isinstance(prefix, bytes):
+                size, length = len(prefix), 8 * len(prefix)
+                number = int.from_bytes(prefix, "big")
+                level = self._level(size, length)
+            else:
+                size, length = prefix.max_prefixlen // 8, prefix.prefixlen
+                level = self._level(size, length)
+                number = int(prefix.network_address) >> level.shift
+            entry = (size, length, number)
             former = level.peers.get(number)
             if former is not None and former != peer:
                 del self._owned[former][entry]

@@ -110,8 +110,9 @@ class Core(Protocol):
     def remove_peer(self, peer: int) -> None:
         """Sessions, allowed IPs and counters go."""
 
-    def set_allowed_ips(self, peer: int, prefixes: Sequence[IPPrefix]) -> None:
-        """Replace. A prefix that another peer holds moves to this one."""
+    def set_allowed_ips(self, peer: int, prefixes: Sequence[IPPrefix | bytes]) -> None:
+        """Replace. A prefix that another peer holds moves to this one. Bytes (4 or 16) are one address: nearly all
+        peers of a large tailnet have nothing else, and prefix objects are slow to make."""
 
     def route(self, address: bytes) -> int | None:
         """Longest prefix match; `address` has 4 or 16 bytes."""

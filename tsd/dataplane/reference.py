@@ -194,7 +194,7 @@ class ReferenceCore:
         self._allowed.remove(peer)
         self._peers.pop(peer, None)
 
-    def set_allowed_ips(self, peer: int, prefixes: Sequence[IPPrefix]) -> None:
+    def set_allowed_ips(self, peer: int, prefixes: Sequence[IPPrefix | bytes]) -> None:
         """Raises KeyError for a peer that was never added."""
         self._allowed.replace(self._peers[peer].handle, prefixes)
 

@@ -103,7 +103,7 @@ class MasqueradingCore:
     def remove_peer(self, peer: int) -> None:
         self._core.remove_peer(peer)
 
-    def set_allowed_ips(self, peer: int, prefixes: Sequence[IPPrefix]) -> None:
+    def set_allowed_ips(self, peer: int, prefixes: Sequence[IPPrefix | bytes]) -> None:
         self._core.set_allowed_ips(peer, prefixes)
 
     def route(self, address: bytes) -> int | None:

@@ -123,7 +123,7 @@ class _PingHost:
         info = Hostinfo(services=(Service(proto="peerapi4", port=1000),))
         key = NodePrivate(b"\x02" * 32).public()
         node = Node(id=2, name="two.tn.example.", key=str(key), hostinfo_raw=hostinfo_field(info))
-        self.peer = Peer(5, node, key, (PEER,))
+        self.peer = Peer(5, node, key.raw, (PEER.packed,))
         self.pings: Pings | None = None
         self.is_expired_now = False
         self.sent: list[Frame] = []

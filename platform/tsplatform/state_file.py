@@ -74,8 +74,10 @@ class FileStore:
         self.trouble = ""
         self.on_trouble = on_trouble
         self._values: dict[str, bytes] = {}
+        self._seen: tuple[int, int, int] | None = None
         prepare_folder(self.path.parent)
         self._load()
+        self._seen = _identity(self.path)
         if not os.access(self.path.parent, os.W_OK):
             self._set_trouble(_folder_text(self.path.parent, "is read-only"))
 
@@ -104,11 +106,14 @@ class FileStore:
 
     def _save(self) -> None:
         raw = encode(self._values)
+        if self._seen is not None and _identity(self.path) != self._seen:
+            log.warning("%s was changed by another program; what tsd holds in memory replaces it", self.path)
         try:
             fsync.replace(self.path, raw)
         except OSError as err:
             self._set_trouble(f"{self.path}: {err.strerror or err}")
             return
+        self._seen = _identity(self.path)
         self._set_trouble("")
         try:
             fsync.replace(self.backup_path, raw)
@@ -259,6 +264,15 @@ def _resolved(path: Path) -> Path:
             " the real file with --state"
         )
     return Path(os.path.realpath(path))
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What another writer changes; None when there is no file."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns, info.st_size
 
 
 def _check_file(path: Path) -> None:

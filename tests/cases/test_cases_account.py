@@ -143,6 +143,73 @@ def test_k02_a_mounted_folder_keeps_the_identity_and_memory_says_so(tmp_path: Pa
     opened.close()
 
 
+def test_k06_a_missing_pointer_with_one_profile(tmp_path: Path) -> None:
+    path = tmp_path / "tsd.state"
+    _profiles(FileStore(path)).save(_logged_in())
+    store = FileStore(path)
+    store.put("_current-profile", None)
+    assert _profiles(FileStore(path)).prefs == _logged_in()
+    second = replace(_logged_in(), control_url="http://192.0.2.2")
+    profiles = _profiles(store)
+    profiles.new()
+    profiles.save(second)
+    assert len(profiles.list()) == 2
+    store.put("_current-profile", None)
+    assert _profiles(FileStore(path)).prefs == Prefs.fresh(), "with several there is a doubt: nobody is logged in"
+    store.put("_current-profile", b"profile-gone")
+    assert _profiles(FileStore(path)).prefs == Prefs.fresh()
+
+
+def test_k06_a_file_that_is_replaced_while_running(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tsd.state"
+    store = FileStore(path)
+    profiles = _profiles(store)
+    profiles.save(_logged_in())
+    other = tmp_path / "other"
+    other.write_text("{}")
+    for change in (lambda: os.replace(other, path), path.unlink, lambda: path.write_text("half a fi")):
+        change()
+        assert profiles.prefs == _logged_in()
+        caplog.clear()
+        profiles.save(edit(profiles.prefs, {"Hostname": f"h{path.exists()}", "HostnameSet": True}))
+        assert "changed by another program" in caplog.text
+        assert _profiles(FileStore(path)).prefs == profiles.prefs
+        profiles.save(_logged_in())
+        assert caplog.text.count("another program") == 1
+
+
+def test_k06_a_state_file_that_is_a_mount_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tsd.state"
+    path.write_text("{}")
+
+    def busy(source: object, target: object) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(os, "rename", busy)
+    store = FileStore(path)
+    store.put("a", b"b")
+    assert store.trouble == "" and FileStore(path).get("a") == b"b"
+
+
+def test_s04_disk_full_leaves_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault comes in the middle of a write, at fsync, or at the rename: file and backup stay what they were."""
+    path = tmp_path / "tsd.state"
+    store = FileStore(path)
+    store.put("a", b"1")
+    before = path.read_bytes(), store.backup_path.read_bytes()
+
+    def fault(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("write", "fsync", "rename"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fault)
+            store.put("a", name.encode())
+        assert "No space left" in store.trouble and store.get("a") == name.encode()
+        assert (path.read_bytes(), store.backup_path.read_bytes()) == before
+    assert store.retry() and FileStore(path).get("a") == b"rename"
+
+
 async def test_k10_no_netlink_falls_back_to_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     from tsplatform import links, netlink
 

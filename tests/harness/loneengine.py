@@ -119,7 +119,7 @@ class LoneEngine:
                 derp=lambda key: DerpOptions(key, self.clock, entropy, lambda sock: None, connect=self._no_relay),
                 resolve_host=self._resolve,
                 measure_https=self._no_https,
-                control_dial=self._no_control,
+                control_dial=options.pop("control_dial", self._no_control),
                 facts=FACTS,
                 **options,
             )

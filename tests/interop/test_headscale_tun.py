@@ -61,7 +61,7 @@ class Tailnet:
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tailnet]:
     for name in ("headscale", "derper", "tailscaled", "tailscale"):
         peer_binary(name)
-    with NetLab("tsdKh", "10.97.7") as lab:
+    with NetLab(f"tsdKh{os.getpid()}", "10.97.7") as lab:
         yield Tailnet(lab, tmp_path_factory.mktemp("tun"))
 
 

@@ -69,7 +69,7 @@ class Tailnet:
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tailnet]:
-    with NetLab("tsdK", "10.97.5") as lab:
+    with NetLab(f"tsdK{os.getpid()}", "10.97.5") as lab:
         tailnet = Tailnet(lab, tmp_path_factory.mktemp("hull"))
         try:
             yield tailnet
@@ -150,6 +150,24 @@ def test_only_dns_is_on_the_service_address(net: Tailnet) -> None:
     for host in ("100.100.100.100", "[fd7a:115c:a1e0::53]"):
         assert net.k.curl(f"http://{host}:80/", timeout_s=5).returncode == 7, "not refused"
     assert answered(_ping(net, net.k, "100.100.100.100", "-c", "2", "-i", "0.2")) == 2
+
+
+def test_the_host_resolves_names_of_the_tailnet(net: Tailnet) -> None:
+    suffix = net.k.status()["MagicDNSSuffix"]
+    for name in ("u", f"u.{suffix}"):
+        assert net.lab.run(net.k.namespace, "getent", "ahostsv4", name).split()[0] == net.u.ip4
+    assert net.k.curl(f"http://m:{WEB}/hello").stdout == b"hello"
+    before = net.before["k"]["resolv.conf"]
+    now = net.lab.run(net.k.namespace, "cat", "/etc/resolv.conf")
+    assert "nameserver 100.100.100.100" in now and "timeout:1" in before and "timeout:1" in now
+
+
+def test_an_overwritten_resolv_conf_is_back_in_5_seconds(net: Tailnet) -> None:
+    ours = net.lab.run(net.k.namespace, "cat", "/etc/resolv.conf")
+    net.lab.run(net.k.namespace, "sh", "-c", "echo nameserver 192.0.2.1 > /etc/resolv.conf")
+    wait_for(lambda: net.lab.run(net.k.namespace, "cat", "/etc/resolv.conf") == ours, 5, "our resolv.conf")
+    net.lab.run(net.k.namespace, "sh", "-c", f"printf '%s' '{net.before['k']['resolv.conf']}' > /etc/resolv.conf")
+    wait_for(lambda: net.lab.run(net.k.namespace, "cat", "/etc/resolv.conf") == ours, 5, "our resolv.conf")
 
 
 def _iperf(net: Tailnet, near: Node, host: str, *flags: str) -> float:

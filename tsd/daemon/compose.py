@@ -239,7 +239,9 @@ async def _start_hull(engine: Engine) -> None:
     hull = engine.options.hull
     if isinstance(hull, LinuxHull):
         await hull.start(
-            engine.resolver.query, lambda text: engine.health.set_if("router-failed", bool(text), error=text)
+            engine.resolver.query,
+            on_routing=lambda text: engine.health.set_if("router-failed", bool(text), error=text),
+            on_names=lambda text: engine.health.set_if("dns-set-os-config-failed", bool(text), error=text),
         )
 
 

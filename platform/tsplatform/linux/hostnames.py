@@ -7,7 +7,6 @@ that the kernel releases with the process; the slot number moves table, prioriti
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -70,20 +69,21 @@ def claim_slot(device: str) -> SlotClaim:
 
 def try_slot(slot: int, device: str = "") -> SlotClaim | None:
     """That slot, unless a running daemon holds it. Raises `HullError`."""
+    sock = claim_name(f"slot.{slot}")
+    return SlotClaim(HostNames(device, slot), sock) if sock is not None else None
+
+
+def claim_name(what: str) -> socket.socket | None:
+    """Something that only one tsd of a network namespace may have, held while the socket is open; None: taken.
+
+    Raises `HullError`.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        sock.bind(f"\0tsd.slot.{slot}")
+        sock.bind(f"\0tsd.{what}")
     except OSError as err:
         sock.close()
         if err.errno == errno.EADDRINUSE:
             return None
-        raise HullError("claim host names", os.strerror(err.errno or 0), errno=err.errno or 0) from None
-    return SlotClaim(HostNames(device, slot), sock)
-
-
-def can_mark() -> bool:
-    """Whether SO_MARK is allowed here (CAP_NET_ADMIN in the namespace's owner)."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, BYPASS_MARK)
-        return True
-    return False
+        raise HullError(f"claim {what}", os.strerror(err.errno or 0), errno=err.errno or 0) from None
+    return sock

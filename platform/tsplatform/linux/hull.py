@@ -1,7 +1,7 @@
 """The Linux hull: a kernel TUN, the host's routing and firewall, our marks on our own sockets, and how it is undone.
 
 Routing is changed by one thread, because reading ten thousand routes or running nft must not stop packets; the engine
-waits a moment for it, so that what it does next finds the addresses in place. The resolver of the host is only read.
+waits a moment for it, so that what it does next finds the addresses in place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tsd.base.entropy import Entropy, system_entropy
 from tsd.base.errors import HullError
 from tsd.hull import Hull, LinkMonitor, RouterConfig, StateStore
 from tsplatform.links import LinkWatcher
-from tsplatform.linux.hostnames import BYPASS_MARK, HostNames, SlotClaim, claim_slot, try_slot
+from tsplatform.linux.dns_direct import BACKUP_NAME, NAMES_CLAIM, PATH, DirectDns, restore
+from tsplatform.linux.hostnames import BYPASS_MARK, HostNames, SlotClaim, claim_name, claim_slot, try_slot
 from tsplatform.linux.journal import UndoJournal
 from tsplatform.linux.net import HostNet
 from tsplatform.linux.netfilter import NftTable
@@ -31,12 +32,12 @@ from tsplatform.linux.service import ResolveWire, ServiceStack
 from tsplatform.linux.tun import KernelTun, open_tun
 from tsplatform.linux.watch import RoutingWatch
 from tsplatform.underlay import HostUnderlay
-from tsplatform.userspace.hull import HostDns
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25
 REVERT_S = 8.0
+NAMES_CHECK_S = 3.0
 
 
 class MarkedUnderlay(HostUnderlay):
@@ -125,14 +126,29 @@ class LinuxHull(Hull):
     claim: SlotClaim
     watch: RoutingWatch
     kernel: RtNetlink
+    names: DirectDns
+    pulse: asyncio.TimerHandle | None = None
 
-    async def start(self, resolve: ResolveWire, on_trouble: Callable[[str], None]) -> None:
-        """Answer DNS on the service addresses and repair what others change; on the running loop."""
-        self.threaded.on_trouble = on_trouble
+    async def start(
+        self, resolve: ResolveWire, on_routing: Callable[[str], None], on_names: Callable[[str], None]
+    ) -> None:
+        """Answer DNS on the service addresses and repair what others change; on the running loop.
+
+        `on_routing` and `on_names` are told what goes wrong later, "" when that is over.
+        """
+        self.threaded.on_trouble = on_routing
+        self.names.on_fight = on_names
         await self.services.start(resolve)
         self.watch.start()
+        self._check_names()
+
+    def _check_names(self) -> None:
+        self.names.check()
+        self.pulse = asyncio.get_running_loop().call_later(NAMES_CHECK_S, self._check_names)
 
     def close(self) -> None:
+        if self.pulse is not None:
+            self.pulse.cancel()
         self.watch.stop()
         self.services.close()
         self.sockets.close()
@@ -169,6 +185,7 @@ def build_linux_hull(
         raise
     watcher = links if links is not None else LinkWatcher(device)
     threaded = ThreadedRouter(router)
+    names = DirectDns(folder, threaded.own_addresses)
     net = HostNet(threaded.own_addresses)
     services = ServiceStack(tun, entropy, clock)
     watch = RoutingWatch(threaded.verify, lambda: tun.is_up, device)
@@ -178,7 +195,7 @@ def build_linux_hull(
         tun,
         net,
         threaded,
-        HostDns(),
+        names,
         store,
         watcher,
         MarkedUnderlay(watcher),
@@ -189,11 +206,13 @@ def build_linux_hull(
         claim,
         watch,
         kernel,
+        names,
     )
 
 
 def undo_leftovers(folder: Path) -> None:
     """Undo what the journal of a daemon that is gone says; never raises. Slots in use are left alone."""
+    _give_back_names(folder)
     journal = UndoJournal(folder)
     for entry in journal.entries:
         try:
@@ -209,6 +228,20 @@ def undo_leftovers(folder: Path) -> None:
             continue
         journal.forget(entry)
         log.info("undone what a daemon that was killed left: rules, routes and firewall of %s", entry.device)
+
+
+def _give_back_names(folder: Path) -> None:
+    try:
+        claim = claim_name(NAMES_CLAIM)
+        if claim is None:
+            return
+        try:
+            if restore(folder / BACKUP_NAME):
+                log.info("given back as it was before a daemon that was killed: %s", PATH)
+        finally:
+            claim.close()
+    except HullError as err:
+        log.warning("left over on this host: %s", err)
 
 
 def _purge(names: HostNames) -> None:

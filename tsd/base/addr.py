@@ -17,6 +17,7 @@ CGNAT = IPv4Network("100.64.0.0/10")
 CHROMEOS_VM = IPv4Network("100.115.92.0/23")
 """Inside `CGNAT`, but ChromeOS uses it for its own machines."""
 TAILSCALE_ULA = IPv6Network("fd7a:115c:a1e0::/48")
+_ULA_START = TAILSCALE_ULA.network_address.packed[:6]
 QUAD_100 = IPv4Address("100.100.100.100")
 QUAD_100_V6 = IPv6Address("fd7a:115c:a1e0::53")
 
@@ -118,3 +119,10 @@ def decode_ip16(raw: bytes) -> IPAddress:
 def is_tailnet_ip(ip: IPAddress) -> bool:
     """Whether an address lies in the ranges that overlays of this kind hand out by default."""
     return (ip in CGNAT and ip not in CHROMEOS_VM) if ip.version == 4 else ip in TAILSCALE_ULA
+
+
+def is_tailnet_packed(raw: bytes) -> bool:
+    """As `is_tailnet_ip`, for 4 or 16 bytes."""
+    if len(raw) == 4:
+        return raw[0] == 100 and raw[1] & 0xC0 == 64 and not (raw[1] == 115 and raw[2] & 0xFE == 92)
+    return raw.startswith(_ULA_START)

@@ -66,6 +66,8 @@ def packed_addresses(node: Node) -> tuple[bytes, ...]:
     for text in node.addresses or ():
         packed = packed_single(text)
         if packed is None:
+            if "%" in text:
+                continue
             try:
                 prefix = ip_network(text, strict=False)
             except ValueError:

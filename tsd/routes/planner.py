@@ -6,16 +6,19 @@ of `tsd.routes.rules`; here is only the bookkeeping.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+from typing import NamedTuple
 
 from tsd.base.addr import CGNAT, TAILSCALE_ULA, IPAddress, IPPrefix
 from tsd.hull import DnsConfig, LinkState, RouterConfig
 from tsd.netmap.netmap import Diff, Netmap
 from tsd.routes.rules import (
+    AllowedIp,
     Plan,
     PrefixCache,
     RouteWishes,
+    allowed_ips,
     dns_config,
     exit_node_of,
     host_name,
@@ -23,7 +26,7 @@ from tsd.routes.rules import (
     local_destinations,
     offers_hidden_routes,
     order_of,
-    peer_prefixes,
+    prefix_of,
     router_config,
 )
 from tsd.tailcfg.node import Node
@@ -33,11 +36,10 @@ COLLAPSE_OVER = 1000
 """With more single addresses than this in a range of the overlay, the whole range is routed instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPlan:
+class PeerPlan(NamedTuple):
     """What one peer adds: `allowed_ips` are in force for it, the rest feeds names and routes."""
 
-    allowed_ips: tuple[IPPrefix, ...]
+    allowed_ips: tuple[AllowedIp, ...]
     name: str
     addresses: tuple[IPAddress, ...]
     is_hidden: bool
@@ -47,53 +49,51 @@ class RouteSet:
     """Routes counted by how many peers want them; single overlay addresses collapse into their range."""
 
     def __init__(self) -> None:
-        self._counts: dict[IPPrefix, int] = {}
+        self._counts: dict[AllowedIp, int] = {}
         self._singles = {4: 0, 6: 0}
         self.version = 0
 
-    def add(self, prefix: IPPrefix) -> None:
-        count = self._counts.get(prefix, 0)
-        self._counts[prefix] = count + 1
+    def add(self, route: AllowedIp) -> None:
+        count = self._counts.get(route, 0)
+        self._counts[route] = count + 1
         if count == 0:
-            self._note(prefix, 1)
+            self._note(route, 1)
 
-    def remove(self, prefix: IPPrefix) -> None:
-        count = self._counts.get(prefix, 0)
+    def remove(self, route: AllowedIp) -> None:
+        count = self._counts.get(route, 0)
         if count > 1:
-            self._counts[prefix] = count - 1
+            self._counts[route] = count - 1
         elif count == 1:
-            del self._counts[prefix]
-            self._note(prefix, -1)
+            del self._counts[route]
+            self._note(route, -1)
 
-    def _note(self, prefix: IPPrefix, change: int) -> None:
-        family = single_family(prefix)
-        if family and self._singles[family] > COLLAPSE_OVER and self._singles[family] + change > COLLAPSE_OVER:
-            self._singles[family] += change
-            return
+    def _note(self, route: AllowedIp, change: int) -> None:
+        family = overlay_family(route)
         if family:
-            self._singles[family] += change
+            before = self._singles[family]
+            self._singles[family] = before + change
+            if before > COLLAPSE_OVER and before + change > COLLAPSE_OVER:
+                return
         self.version += 1
 
     def routes(self) -> list[IPPrefix]:
         ranges: dict[int, IPPrefix] = {4: CGNAT, 6: TAILSCALE_ULA}
         collapsed = {family for family, count in self._singles.items() if count > COLLAPSE_OVER}
-        kept = [prefix for prefix in self._counts if not collapsed or single_family(prefix) not in collapsed]
+        kept = [prefix_of(r) for r in self._counts if not collapsed or overlay_family(r) not in collapsed]
         kept += [ranges[family] for family in sorted(collapsed) if ranges[family] not in self._counts]
         return sorted(kept, key=order_of)
 
 
-_CGNAT_FIRST, _CGNAT_LAST = int(CGNAT.network_address), int(CGNAT.broadcast_address)
-_ULA_FIRST, _ULA_LAST = int(TAILSCALE_ULA.network_address), int(TAILSCALE_ULA.broadcast_address)
+_ULA_START = TAILSCALE_ULA.network_address.packed[: TAILSCALE_ULA.prefixlen // 8]
 
 
-def single_family(prefix: IPPrefix) -> int:
+def overlay_family(route: AllowedIp) -> int:
     """4 or 6 for one address of the overlay's usual ranges, else 0."""
-    if prefix.prefixlen != prefix.max_prefixlen:
+    if not isinstance(route, bytes):
         return 0
-    number = int(prefix.network_address)
-    if prefix.version == 4:
-        return 4 if _CGNAT_FIRST <= number <= _CGNAT_LAST else 0
-    return 6 if _ULA_FIRST <= number <= _ULA_LAST else 0
+    if len(route) == 4:
+        return 4 if route[0] == 100 and route[1] & 0xC0 == 64 else 0
+    return 6 if route.startswith(_ULA_START) else 0
 
 
 class Planner:
@@ -107,7 +107,9 @@ class Planner:
         self._cache = PrefixCache()
         self._routes = RouteSet()
         self._hosts: dict[str, tuple[IPAddress, ...]] = {}
-        self._holders: dict[str, list[int]] = {}
+        self._rivals: dict[str, list[int]] = {}
+        """Peers that claim one name, where there are several."""
+        self._owners: dict[str, int] = {}
         self._exit_node_id: int | None = None
         self._hidden = 0
         self._routed_version = -1
@@ -127,7 +129,8 @@ class Planner:
     ) -> Generator[None, None, Plan]:
         """From scratch, pausing after every `SLICE_PEERS` peers. Nothing else may be called meanwhile."""
         self.peers.clear()
-        self._routes, self._hosts, self._holders, self._hidden, self._routed_version = RouteSet(), {}, {}, 0, -1
+        self._routes, self._hosts, self._owners, self._rivals = RouteSet(), {}, {}, {}
+        self._hidden, self._routed_version = 0, -1
         self._wishes, self._link = wishes, link
         self._cache.trim(4 * len(netmap.peers) + 64)
         exit_node = exit_node_of(netmap, wishes)
@@ -141,12 +144,9 @@ class Planner:
 
     def update(self, netmap: Netmap, diff: Diff) -> Plan:
         """After a delta; equal parts of the plan stay the same objects."""
-        exit_node = exit_node_of(netmap, self._wishes) if self._wishes.wants_exit_node else None
-        if diff.self_node or (exit_node.id if exit_node is not None else None) != self._exit_node_id:
-            return self.plan(netmap, self._wishes, self._link)
         touched = (*diff.removed, *diff.added, *diff.changed)
-        if touched:
-            self._hosts = dict(self._hosts)
+        if diff.self_node or self._is_other_exit_node(netmap, touched):
+            return self.plan(netmap, self._wishes, self._link)
         for node_id in touched:
             self._drop(node_id)
         for node_id in touched:
@@ -157,40 +157,61 @@ class Planner:
             self.current = self._finish(netmap, diff)
         return self.current
 
-    def allowed_ips(self, node_id: int) -> tuple[IPPrefix, ...]:
+    def _is_other_exit_node(self, netmap: Netmap, touched: Iterable[int]) -> bool:
+        """Whether these peers change who the chosen exit node is."""
+        if not self._wishes.wants_exit_node:
+            return False
+        for node_id in touched:
+            node = netmap.peers.get(node_id)
+            if (node is not None and self._wishes.is_exit_node(node)) != (node_id == self._exit_node_id):
+                return True
+        return False
+
+    def allowed_ips(self, node_id: int) -> tuple[AllowedIp, ...]:
         peer = self.peers.get(node_id)
         return peer.allowed_ips if peer is not None else ()
 
     def _add(self, node: Node) -> None:
+        allowed = allowed_ips(node, self._wishes, self._cache)
         addresses = self._cache.addresses_of(node)
-        allowed = peer_prefixes(node, self._wishes, self._cache)
         peer = PeerPlan(allowed, host_name(node), addresses, offers_hidden_routes(node, self._wishes))
         self.peers[node.id] = peer
-        for prefix in allowed:
-            self._routes.add(prefix)
+        for route in allowed:
+            self._routes.add(route)
         if peer.name:
-            self._holders.setdefault(peer.name, []).append(node.id)
-            self._settle_name(peer.name)
+            self._claim(peer.name, node.id)
         self._hidden += peer.is_hidden
 
     def _drop(self, node_id: int) -> None:
         peer = self.peers.pop(node_id, None)
         if peer is None:
             return
-        for prefix in peer.allowed_ips:
-            self._routes.remove(prefix)
+        for route in peer.allowed_ips:
+            self._routes.remove(route)
         if peer.name:
-            self._holders[peer.name].remove(node_id)
-            self._settle_name(peer.name)
+            self._release(peer.name, node_id)
         self._hidden -= peer.is_hidden
 
-    def _settle_name(self, name: str) -> None:
+    def _claim(self, name: str, node_id: int) -> None:
         """A name that several peers claim belongs to the oldest of them."""
-        holders = self._holders[name]
-        if holders:
-            self._hosts[name] = self.peers[min(holders)].addresses
-        else:
-            del self._holders[name], self._hosts[name]
+        owner = self._owners.get(name)
+        if owner is not None:
+            rivals = self._rivals.setdefault(name, [owner])
+            rivals.append(node_id)
+            node_id = min(rivals)
+        self._owners[name] = node_id
+        self._hosts[name] = self.peers[node_id].addresses
+
+    def _release(self, name: str, node_id: int) -> None:
+        rivals = self._rivals.get(name)
+        if rivals is None:
+            del self._owners[name], self._hosts[name]
+            return
+        rivals.remove(node_id)
+        self._owners[name] = min(rivals)
+        self._hosts[name] = self.peers[min(rivals)].addresses
+        if len(rivals) == 1:
+            del self._rivals[name]
 
     def _finish(self, netmap: Netmap, diff: Diff | None) -> Plan:
         has_hidden = self._hidden > 0

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_network
 
-from tsd.base.addr import QUAD_100, QUAD_100_V6, IPAddress, IPPrefix, is_tailnet_ip, parse_ip
+from tsd.base.addr import QUAD_100, QUAD_100_V6, IPAddress, IPPrefix, is_tailnet_packed, packed_single, parse_ip
 from tsd.base.errors import DecodeError
 from tsd.hull import DnsConfig, LinkState, RouterConfig
 from tsd.netmap.netmap import Netmap
@@ -59,7 +59,7 @@ class RouteWishes:
         """Whether `node` is the exit node that the user chose."""
         if self.exit_node_id:
             return node.stable_id == self.exit_node_id
-        return self.exit_node_ip is not None and self.exit_node_ip in addresses_of(node)
+        return self.exit_node_ip is not None and self.exit_node_ip.packed in PrefixCache().packed_of(node)
 
     @property
     def wants_exit_node(self) -> bool:
@@ -79,31 +79,54 @@ class Plan:
     """Peers offer routes that the user does not accept."""
 
 
+AllowedIp = IPPrefix | bytes
+"""A prefix, or one address as 4 or 16 bytes: what `Core.set_allowed_ips` takes."""
+
+
 class PrefixCache:
-    """Prefixes by text; entries that do not parse are None. Parsing is most of the cost of a large plan."""
+    """Prefixes by text; entries that do not parse are None. For those that are not single addresses."""
 
     def __init__(self) -> None:
         self._known: dict[str, IPPrefix | None] = {}
 
     def prefixes(self, texts: Iterable[str]) -> list[IPPrefix]:
-        found = []
-        for text in texts:
-            if text in self._known:
-                prefix = self._known[text]
-            else:
-                prefix = self._known[text] = _parse(text)
-            if prefix is not None:
-                found.append(prefix)
+        return [prefix for prefix in map(self.prefix, texts) if prefix is not None]
+
+    def prefix(self, text: str) -> IPPrefix | None:
+        if text in self._known:
+            return self._known[text]
+        found = self._known[text] = _parse(text)
         return found
+
+    def allowed_ip(self, text: str) -> AllowedIp | None:
+        """Single addresses as bytes, however they are written."""
+        packed = packed_single(text)
+        if packed is not None:
+            return packed
+        prefix = self.prefix(text)
+        if prefix is None or prefix.prefixlen != prefix.max_prefixlen:
+            return prefix
+        return prefix.network_address.packed
 
     def addresses_of(self, node: Node) -> tuple[IPAddress, ...]:
         """Single addresses of a node; anything else in the list is left out."""
-        own = self.prefixes(node.addresses or ())
-        return tuple(prefix.network_address for prefix in own if prefix.prefixlen == prefix.max_prefixlen)
+        return tuple([_unpacked(raw) for raw in self.packed_of(node)])
+
+    def packed_of(self, node: Node) -> list[bytes]:
+        found = [packed_single(text) or self.allowed_ip(text) for text in node.addresses or ()]
+        return [raw for raw in found if isinstance(raw, bytes)]
 
     def trim(self, limit: int) -> None:
         if len(self._known) > limit:
             self._known.clear()
+
+
+def _unpacked(raw: bytes) -> IPAddress:
+    return IPv4Address(raw) if len(raw) == 4 else IPv6Address(raw)
+
+
+def prefix_of(allowed: AllowedIp) -> IPPrefix:
+    return ip_network((allowed, 8 * len(allowed))) if isinstance(allowed, bytes) else allowed
 
 
 def _parse(text: str) -> IPPrefix | None:
@@ -116,28 +139,30 @@ def _parse(text: str) -> IPPrefix | None:
 
 
 def peer_prefixes(node: Node, wishes: RouteWishes, cache: PrefixCache | None = None) -> tuple[IPPrefix, ...]:
+    """Allowed IPs of a peer that are in force, as prefixes."""
+    return tuple(prefix_of(allowed) for allowed in allowed_ips(node, wishes, cache or PrefixCache()))
+
+
+def allowed_ips(node: Node, wishes: RouteWishes, cache: PrefixCache) -> tuple[AllowedIp, ...]:
     """Allowed IPs of a peer that are in force: subnet routes only when accepted, defaults only of the exit node.
 
     One address of the overlay's own ranges is never a subnet: a service address moves between hosts without a say
     of ours.
     """
-    cache = cache or PrefixCache()
-    own = cache.addresses_of(node)
-    chosen: dict[IPPrefix, None] = {}
-    for prefix in cache.prefixes(node.routed_ips):
-        if prefix.prefixlen == 0:
-            if wishes.is_exit_node(node):
-                chosen[prefix] = None
-        elif wishes.accept_routes or _is_address(prefix, own):
-            chosen[prefix] = None
+    chosen: dict[AllowedIp, None] = {}
+    for text in node.routed_ips:
+        allowed = packed_single(text) or cache.allowed_ip(text)
+        if allowed is None:
+            continue
+        if isinstance(allowed, bytes):
+            is_wanted = wishes.accept_routes or is_tailnet_packed(allowed) or allowed in cache.packed_of(node)
+        elif allowed.prefixlen == 0:
+            is_wanted = wishes.is_exit_node(node)
+        else:
+            is_wanted = wishes.accept_routes
+        if is_wanted:
+            chosen[allowed] = None
     return tuple(chosen)
-
-
-def _is_address(prefix: IPPrefix, own: tuple[IPAddress, ...]) -> bool:
-    """One of the node's own addresses, or a single address of the overlay."""
-    if prefix.prefixlen != prefix.max_prefixlen:
-        return False
-    return prefix.network_address in own or is_tailnet_ip(prefix.network_address)
 
 
 def addresses_of(node: Node) -> list[IPAddress]:

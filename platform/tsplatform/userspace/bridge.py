@@ -77,7 +77,10 @@ class Bridge:
             self._loop.remove_reader(self._sock.fileno())
 
     def _on_host_readable(self) -> None:
+        """Reads until there is no more: libuv stops to watch a socket with an error (RST) after this one call."""
         connection = self._connection
+        if not self._is_reading:
+            return
         for _ in range(_READS_PER_WAKE):
             try:
                 data = self._sock.recv(self._read_bytes)
@@ -99,9 +102,10 @@ class Bridge:
                 connection.wants_writable = True
                 self._pause_host()
                 break
-            if len(data) < self._read_bytes:
-                break
-            self._read_bytes = _READ_BYTES
+            if len(data) == self._read_bytes:
+                self._read_bytes = _READ_BYTES
+        else:
+            self._loop.call_soon(self._on_host_readable)
         self._touch()
         self._finish_if_both_ended()
 

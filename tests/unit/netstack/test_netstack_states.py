@@ -313,6 +313,10 @@ def test_paws_drops_old_timestamps_and_wraps() -> None:
     peer.ts += 60
     peer.send(c.ACK | c.PSH, b"yes")
     assert connection.read(10, peer.now) == b"yes"
+    peer.seq += 3
+    peer.ts -= 50
+    peer.send(c.RST | c.ACK)
+    assert connection.state == c.CLOSED  # no PAWS for a RST
 
 
 def test_blind_reset_and_syn_get_a_challenge() -> None:

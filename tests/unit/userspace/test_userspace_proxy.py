@@ -13,6 +13,7 @@ import pytest
 
 from harness.netwire import A4
 from harness.overlaypair import OverlayPair, echo_once, eventually, host_server, overlay_pair, udp_echo
+from harness.trafficserver import reset
 from tsd.base.addr import AddrPort, parse_ip
 from tsplatform.userspace.proxy import ProxyServer
 
@@ -248,3 +249,22 @@ async def test_own_address_is_reached_without_leaving() -> None:
         datagrams = await pair.a.open_datagram(None)
         datagrams.send(b"hello", AddrPort(parse_ip(A4), udp_port))
         assert (await asyncio.wait_for(datagrams.receive(), 5))[0] == b"hello"
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_384, 50_000, 600_000])
+async def test_a_reset_behind_data_is_noticed(size: int) -> None:
+    """The data and the RST of a host's server may be there at once when the event loop looks."""
+
+    async def send_and_reset(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(size))
+        await writer.drain()
+        reset(writer)
+
+    async with overlay_pair() as pair, host_server(send_and_reset) as port:
+        for _ in range(20):
+            stream = await pair.connect(port)
+            with pytest.raises(ConnectionResetError):
+                async with asyncio.timeout(10):
+                    while await stream.read(1 << 18):
+                        pass
+        await eventually(lambda: pair.b.forwarder.connection_count == 0)

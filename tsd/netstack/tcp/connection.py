@@ -127,11 +127,11 @@ class Connection(Receiver):
         incoming = self.incoming
         seq = unwrap(segment.seq, incoming.next)
         size = len(segment.payload)
-        if segment.has_timestamp and self.has_timestamps and self._is_stale(segment, now):
-            if not flags & c.RST:
-                if size:
-                    self.duplicate_block = (seq, seq + size) if seq + size <= incoming.next else None
-                self.ack_wanted = True
+        has_stamp = segment.has_timestamp and self.has_timestamps
+        if has_stamp and not flags & c.RST and self._is_stale(segment, now):  # RFC 7323 5.3: a RST is never stale
+            if size:
+                self.duplicate_block = (seq, seq + size) if seq + size <= incoming.next else None
+            self.ack_wanted = True
             return
         if not self._is_acceptable(seq, size + (1 if flags & c.FIN else 0)):
             if not flags & c.RST:

@@ -23,8 +23,8 @@ from tsd.base.entropy import Entropy
 from tsd.base.keys import NodePrivate, NodePublic
 from tsd.base.log import fields
 from tsd.derp.server import ClientJoined, ClientLeft, Closed, DerpRouter, Writable
-from tsd.transport.frontdoor import FrontDoor, Upgrade
 from tsd.transport.certificates import meta_certificate, pin_of, self_signed
+from tsd.transport.frontdoor import FrontDoor, Upgrade
 
 log = logging.getLogger("tsd.coord.derp")
 

@@ -2,7 +2,7 @@
 # make test   every check: lint, types, layers, tests on both event loops
 # The rest: make venv, test-native, bench, fuzz, clean.
 
-.PHONY: demo test venv venv-dev test-native bench fuzz lint clean
+.PHONY: demo test venv venv-dev test-native bench bench-tun fuzz lint clean
 .DEFAULT_GOAL := venv
 
 VENV := .venv
@@ -38,6 +38,10 @@ test-native: venv-dev
 # Ratios against a peer measured in the same run; JSON in benchmarks/out/.
 bench: venv-dev
 	@$(VENV)/bin/python -m benchmarks $(ARGS)
+
+# The fast path on kernel TUNs in network namespaces: root, iperf3; TSD_BENCH_LIMIT, TSD_PEER_BIN add contenders.
+bench-tun: venv-dev
+	@PYTHONPATH=.:platform:native:tests $(VENV)/bin/python -m benchmarks.tun $(ARGS)
 
 # Every parser for a while: make fuzz SECONDS=600
 SECONDS ?= 20

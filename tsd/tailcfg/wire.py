@@ -21,6 +21,9 @@ T = TypeVar("T")
 ZERO_TIME = "0001-01-01T00:00:00Z"
 CAPABILITY_VERSION = 145
 
+_YEAR_1_NS = -62_135_596_800 * 10**9
+_YEAR_9999_NS = 253_402_300_799 * 10**9
+
 _ACRONYMS = {
     "id": "ID", "ids": "IDs", "ip": "IP", "ips": "IPs", "ipv4": "IPv4", "ipv6": "IPv6", "url": "URL", "derp": "DERP",
     "dns": "DNS", "api": "API", "os": "OS", "udp": "UDP", "tka": "TKA", "tpm": "TPM", "stun": "STUN", "ssh": "SSH",
@@ -108,8 +111,8 @@ def _split_time(text: str) -> tuple[str, str, str]:
 
 
 def time_text(wall_ns: int) -> str:
-    """RFC 3339 in UTC with as many digits as needed, as Go prints it."""
-    seconds, rest = divmod(wall_ns, 1_000_000_000)
+    """RFC 3339 in UTC with as many digits as needed, as Go prints it; years end at 1 and 9999."""
+    seconds, rest = divmod(min(max(wall_ns, _YEAR_1_NS), _YEAR_9999_NS), 1_000_000_000)
     head = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
     fraction = f".{rest:09d}".rstrip("0") if rest else ""
     return f"{head}{fraction}Z"

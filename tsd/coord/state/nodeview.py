@@ -16,6 +16,7 @@ from tsd.tailcfg.user import UserProfile
 from tsd.tailcfg.wire import time_text
 
 _INT32 = 1 << 31
+_MAX_TEXT, _MAX_KEY_TEXT, _MAX_ITEMS, _MAX_ROUTES = 255, 4096, 100, 1000
 
 SELF_CAPABILITIES: dict[str, tuple[Any, ...] | None] = {
     "https://tailscale.com/cap/is-admin": None,
@@ -101,24 +102,29 @@ def patch(node: NodeRecord, is_online: bool) -> PeerChange:
 def public_hostinfo(hostinfo: Hostinfo) -> Hostinfo:
     """What peers may know about a host: how to talk to its services, not what it is made of.
 
-    Values that a strict decoder refuses are left out: one odd node must not cost its peers their whole map.
+    Values that a strict decoder refuses are left out, and long ones are cut: one odd node must not cost its peers
+    their whole map, nor fill it.
     """
     location = hostinfo.location
     if location is not None and abs(location.priority) > _INT32:
         location = None
     return Hostinfo(
-        os=hostinfo.os,
-        hostname=hostinfo.hostname,
+        os=hostinfo.os[:_MAX_TEXT],
+        hostname=hostinfo.hostname[:_MAX_TEXT],
         shields_up=hostinfo.shields_up,
-        routable_ips=valid_prefixes(hostinfo.routable_ips) or None,
-        services=tuple(one for one in hostinfo.services or () if 0 <= one.port <= 65535) or None,
-        ssh_host_keys=hostinfo.ssh_host_keys,
+        routable_ips=valid_prefixes(hostinfo.routable_ips)[:_MAX_ROUTES] or None,
+        services=tuple(one for one in hostinfo.services or () if 0 <= one.port <= 65535)[:_MAX_ITEMS] or None,
+        ssh_host_keys=_bounded(hostinfo.ssh_host_keys),
         app_connector=hostinfo.app_connector,
         peer_relay=hostinfo.peer_relay,
         ingress_enabled=hostinfo.ingress_enabled,
         location=location,
-        wol_macs=hostinfo.wol_macs,
+        wol_macs=_bounded(hostinfo.wol_macs),
     )
+
+
+def _bounded(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return tuple(text for text in (texts or ())[:_MAX_ITEMS] if len(text) <= _MAX_KEY_TEXT) or None
 
 
 def profile(user_id: int, user: User | None) -> UserProfile:

@@ -114,6 +114,7 @@ class Registration:
 
     def _register(self, token: int, machine: str, request: RegisterRequest, moment: Moment) -> int:
         key_text = self._node_key(request.node_key)
+        request = replace(request, node_key=key_text)
         node = self._known(key_text, machine)
         expiry_ns = time_ns(request.expiry)
         if expiry_ns is not None and expiry_ns <= moment.wall_ns:

@@ -7,6 +7,7 @@ both ends must be started anew together, because the keys are fixed. Not a VPN.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import fcntl
 import json
 import os
@@ -115,9 +116,16 @@ def stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit
 
 
+def hold_everything(number: int, frame: FrameType | None) -> None:
+    """Keeps the GIL for three seconds, inside one C call."""
+    ctypes.PyDLL(None).usleep(3_000_000)
+    print("held", flush=True)
+
+
 def main() -> None:
     end = End(arguments())
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGUSR1, hold_everything)
     print("ready", flush=True)
     try:
         end.serve()

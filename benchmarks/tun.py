@@ -168,7 +168,7 @@ class Bed:
         return Contender(name, near.namespace, far.namespace, far.ip4, processes)
 
 
-def iperf(lab: NetLab, one: Contender, seconds: float, *flags: str) -> dict[str, Any]:
+def iperf(lab: NetLab, one: Contender, seconds: int, *flags: str) -> dict[str, Any]:
     """The end of iperf3's report, and the CPU seconds that daemons and both iperf3 took."""
     before, start = one.cpu_s(), time.monotonic()
     words = ["iperf3", "-J", "-c", one.far_ip, "-p", "5201", "-t", str(seconds), *flags]
@@ -191,7 +191,7 @@ def gbit(end: dict[str, Any], key: str = "sum_received") -> float:
     return float(end[key]["bits_per_second"]) / 1e9
 
 
-def measure(lab: NetLab, one: Contender, seconds: float) -> dict[str, float]:
+def measure(lab: NetLab, one: Contender, seconds: int) -> dict[str, float]:
     found: dict[str, float] = {}
     end = iperf(lab, one, seconds)
     found["tcp1"] = gbit(end)
@@ -247,7 +247,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contenders", nargs="*", default=DEFAULT, help=f"of {', '.join((*DEFAULT, 'pump1', 'tsd'))}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=int, default=3)
     known = os.environ.get("TSD_BENCH_LIMIT")
     parser.add_argument("--limit", type=Path, default=Path(known) if known else None)
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "out" / "tun.json")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -51,7 +52,19 @@ Build = Callable[[Settings, OpenedState, LogTap], Awaitable[Service]]
 
 async def run(settings: Settings, state: OpenedState, tap: LogTap, build: Build | None = None) -> int:
     """Serve until told to stop; the exit code. The caller closes `state`."""
-    return await _run(settings, state, tap, build if build is not None else _compose())
+    if build is not None:
+        return await _run(settings, state, tap, build)
+    gc.disable()  # nothing that is loaded now ever becomes garbage
+    try:
+        return await _run(settings, state, tap, _compose(), _watch_new_garbage_only)
+    finally:
+        gc.enable()
+
+
+def _watch_new_garbage_only() -> None:
+    """From now on only what is made while serving is looked at: a full pass over all code would stop packets."""
+    gc.freeze()
+    gc.enable()
 
 
 def _compose() -> Build:
@@ -59,7 +72,9 @@ def _compose() -> Build:
     return chosen
 
 
-async def _run(settings: Settings, state: OpenedState, tap: LogTap, build: Build) -> int:
+async def _run(
+    settings: Settings, state: OpenedState, tap: LogTap, build: Build, on_ready: Callable[[], None] = lambda: None
+) -> int:
     stop, reload = asyncio.Event(), asyncio.Event()
     _handle_signals(stop, reload)
     _watch_parent(settings.parent_death_fd)
@@ -72,6 +87,7 @@ async def _run(settings: Settings, state: OpenedState, tap: LogTap, build: Build
     ]
     try:
         await service.start()
+        on_ready()
         notifier.ready()
         log.info("ready: LocalAPI on %s", settings.socket)
         await _first(stop.wait(), service.wait())

@@ -16,16 +16,20 @@ from typing import Any
 import pytest
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, gc, sys
 from tsd.daemon import cli, lifecycle
 class Fake:
     on_status = None
     def __init__(self, settings): self.settings = settings
     async def start(self):
+        print("gc at start", gc.isenabled(), flush=True)
         from tsd.daemon.logsetup import announce_socks5
         announce_socks5("127.0.0.1:1080")
     async def wait(self): await asyncio.Event().wait()
-    async def reload(self): print("reloaded", flush=True); self.on_status("Connected")
+    async def reload(self):
+        print("gc when ready", gc.isenabled(), gc.get_freeze_count() > 10000)
+        print("reloaded", flush=True)
+        self.on_status("Connected")
     async def stop(self): print("stopped", flush=True)
 async def build(settings, state, tap):
     print("comm", open("/proc/self/comm").read().strip(), flush=True)
@@ -71,7 +75,9 @@ def _argv(tmp_path: Path, name: str = "tsd") -> list[str]:
 def test_a_signal_stops_cleanly(tmp_path: Path, number: signal.Signals, loop: str) -> None:
     process = start(_argv(tmp_path), {"TSD_LOOP": loop})
     wait_line(process.stderr, "ready: LocalAPI")
+    wait_line(process.stdout, "gc at start False")
     process.send_signal(signal.SIGHUP)
+    wait_line(process.stdout, "gc when ready True True")
     wait_line(process.stdout, "reloaded")
     process.send_signal(number)
     out, err = process.communicate(timeout=15)

@@ -8,6 +8,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   size_t count = 0;
   if (size < 2) return 0;
   make_ends(ends);
+  core_coalesce_udp(ends[1], data[0] & 1);
   for (size_t at = 2, step = 0; at < size && count < 64; at += step, count++) {
     step = load_be16(data + at - 1 - (at & 1)) % 200 + 1; /* sizes come from the input as well */
     if (step > size - at) step = size - at;

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from tsd.base.addr import CGNAT, QUAD_100, QUAD_100_V6, TAILSCALE_ULA, IPAddress
 
 SERVICE_NAME = "magicdns.localhost-tailscale-daemon"
+_SERVICE: tuple[IPAddress, ...] = (QUAD_100, QUAD_100_V6)
 
 
 class Zone:
@@ -20,30 +21,32 @@ class Zone:
     """
 
     def __init__(self, hosts: Mapping[str, tuple[IPAddress, ...]], local_suffixes: tuple[str, ...] = ()) -> None:
-        self._hosts = {name.rstrip(".").lower(): tuple(ips) for name, ips in hosts.items()}
-        self._hosts[SERVICE_NAME] = (QUAD_100, QUAD_100_V6)
+        self._hosts = hosts
         self._suffixes = tuple(s.strip(".").lower() for s in local_suffixes if s.strip("."))
-        self._reverse: dict[IPAddress, str] = {}
-        for name, ips in self._hosts.items():
-            for ip in ips:
-                self._reverse.setdefault(ip, name)
+        self._reverse: dict[IPAddress, str] | None = None
 
     def lookup(self, name: str) -> tuple[IPAddress, ...]:
         """Addresses of a name we own (any letter case, trailing dot allowed); empty when unknown."""
-        return self._hosts.get(name.rstrip(".").lower(), ())
+        return self.addresses(name.rstrip(".").lower()) or ()
 
     def addresses(self, name: str) -> tuple[IPAddress, ...] | None:
         """As `lookup`, but None for a name that we do not have; `name` is lower case without a dot at its end."""
-        return self._hosts.get(name)
+        return _SERVICE if name == SERVICE_NAME else self._hosts.get(name)
 
     def reverse(self, ip: IPAddress) -> str | None:
+        """The first name of an address. A large tailnet changes often and is asked this rarely."""
+        if self._reverse is None:
+            self._reverse = {}
+            for name, ips in (*self._hosts.items(), (SERVICE_NAME, _SERVICE)):
+                for known in ips:
+                    self._reverse.setdefault(known, name)
         return self._reverse.get(ip)
 
     def owns(self, name: str) -> bool:
         """Whether nobody else may be asked for this name."""
         plain = name.rstrip(".").lower()
         return (
-            plain in self._hosts
+            self.addresses(plain) is not None
             or plain.endswith(".onion")
             or any(plain == suffix or plain.endswith("." + suffix) for suffix in self._suffixes)
         )

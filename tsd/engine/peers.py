@@ -119,6 +119,10 @@ class PeerTable:
         """Peers that the netmap gives this disco key to (nodes in one process may share one)."""
         return self._by_disco.get(_DISCO_PREFIX + disco_key.hex(), [])
 
+    def sharing_disco(self, peer: Peer) -> list[Peer]:
+        """All peers with the disco key of this one, itself included."""
+        return self._by_disco.get((peer.node.disco_key or "").lower(), [])
+
     def by_address(self, ip: IPAddress) -> Peer | None:
         return self._by_address.get(ip.packed)
 

@@ -109,6 +109,9 @@ class Plane:
             never_direct_udp=options.never_direct_udp,
             always_use_derp=options.always_use_derp,
         )
+        self.paths_of: Callable[[Peer], paths.PeerPaths] = lambda peer: paths.PeerPaths(peer.node_key)
+        self.magicsock.unknown_peer = self._enlist_handle
+        self.magicsock.on_unknown_disco(self._enlist_disco)
         self.magicsock.unanswered_since = lambda handle: self.core.activity(handle).first_unanswered_send
         self.driver = Driver(self._clock)
         self.driver.add(_Timed(self.wireguard, self._clock), self._on_wireguard)
@@ -129,14 +132,31 @@ class Plane:
 
     # --- peers
 
-    def set_peer(self, peer: Peer, peer_paths: paths.PeerPaths) -> None:
-        """Known to core and magicsock; WireGuard learns of it with the first packet either way."""
-        now = self._clock.now()
+    def set_peer(self, peer: Peer) -> None:
+        """Known to the core. Magicsock and WireGuard learn of it when the first message goes or comes."""
         self.core.add_peer(peer.handle)
+        if self.magicsock.has_peer(peer.handle):
+            self._enlist(peer)
+
+    def _enlist(self, peer: Peer) -> None:
+        now = self._clock.now()
+        peer_paths = self.paths_of(peer)
         self.magicsock.set_peer(peer.handle, peer_paths, now)
         if peer_paths.home_derp and peer.handle in self.datapath.unreached:
             del self.datapath.unreached[peer.handle]
             self.wireguard.retry(peer.handle, now, self._clock.wall_ns())
+
+    def _enlist_handle(self, handle: int) -> None:
+        """With all that share its disco key, so that a message of theirs can be told apart."""
+        peer = self._peers.by_handle(handle)
+        if peer is not None:
+            self._enlist(peer)
+            for sharing in self._peers.sharing_disco(peer):
+                self._enlist(sharing)
+
+    def _enlist_disco(self, disco_key: bytes) -> None:
+        for peer in self._peers.by_disco(disco_key):
+            self._enlist(peer)
 
     def remove_peer(self, peer: Peer) -> None:
         self.datapath.unreached.pop(peer.handle, None)

@@ -7,13 +7,14 @@ routing and names, then the watchers of the bus. A step that fails becomes a hea
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tsd.base.addr import AddrPort, IPAddress, IPPrefix, parse_ip
+from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError, HullError
 from tsd.base.keys import DiscoPublic
 from tsd.base.log import fields
+from tsd.engine.jobs import Jobs, Steps
 from tsd.engine.masquerade import Aliases, aliases_of
 from tsd.engine.peerapi import Caller
 from tsd.engine.peers import Peer, PeerTable, node_addresses
@@ -25,7 +26,8 @@ from tsd.filter.rules import matches_from_rules
 from tsd.magicsock.types import PeerPaths
 from tsd.netmap.netmap import Diff, Netmap, apply
 from tsd.packet import tsmp
-from tsd.routes.derive import Plan, RouteWishes, derive, peer_prefixes
+from tsd.routes.planner import Planner
+from tsd.routes.rules import AllowedIp, Plan, RouteWishes
 from tsd.tailcfg.mapresponse import MapResponse
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.wire import time_ns
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DNS_PORT = 53
+LARGE_CHANGE = 300
+"""More changed peers than this are worked in piece by piece, so that packets are not kept waiting."""
+SLICE_PEERS = 25
 SKEW_WORTH_MINDING_NS = 60 * 10**9
 CONTROL_TIME_FLOOR_NS = 1_673_373_066 * 10**9
 """A server that says an earlier time is the one that is wrong (tailscale: ipn/ipnlocal/expiry.go)."""
@@ -73,6 +78,8 @@ class Tailnet:
         self._advertised_disco: dict[int, DiscoPublic] = {}
         self._jailed: dict[int, None] = {}
         self._aliases: dict[int, Aliases] = {}
+        self._planner = Planner()
+        self._jobs = Jobs(engine.options.clock, engine.spawn)
 
     # --- reading
 
@@ -129,9 +136,7 @@ class Tailnet:
 
     def session_count(self) -> int:
         plane = self._engine.plane
-        if plane is None:
-            return 0
-        return sum(1 for peer in self.peers if plane.wireguard.last_handshake_wall_ns(peer.handle))
+        return plane.wireguard.session_count() if plane is not None else 0
 
     def user_of(self, node: Node) -> UserProfile | None:
         profile = self.netmap.users.get(node.user) if self.netmap is not None else None
@@ -171,7 +176,14 @@ class Tailnet:
     # --- changing
 
     def apply(self, message: MapResponse, is_first: bool) -> None:
-        """One message of the map stream. Raises ProtocolError for a first one without our own node."""
+        """One message of the map stream. Raises ProtocolError for a first one without our own node.
+
+        Small changes are done when it returns; a large one goes on by and by, and what comes meanwhile waits.
+        """
+        self._jobs.submit(self._apply(message, is_first))
+
+    def _apply(self, message: MapResponse, is_first: bool) -> Steps:
+        """Pauses only while it works on a large change."""
         control_ns = time_ns(message.control_time)
         if control_ns is not None and control_ns > CONTROL_TIME_FLOOR_NS:
             self._control_time = (control_ns, self._engine.options.clock.now())
@@ -183,45 +195,63 @@ class Tailnet:
         is_full = is_first or message.node is not None or bool(message.peers)
         if diff.is_empty:
             if is_full:
-                self._tell(new, diff, is_full)
+                yield from self._tell(new, diff, is_full)
             return
         self.netmap = new
-        self._apply_peers(new, diff)
+        needs_plan = diff.self_node or diff.dns or bool(diff.added or diff.changed or diff.removed)
+        if old is None or diff.self_node or len(diff.upserted) > LARGE_CHANGE:
+            yield from self._plan_anew()
+        elif needs_plan:
+            self._planner.update(new, diff)
+        yield from self._apply_peers(new, diff)
         if diff.self_node or old is None:
             self._apply_self(new)
         if diff.derp_map and new.derp_map is not None:
             self._engine.reach.set_derp_map(new.derp_map)
-        needs_plan = diff.self_node or diff.dns or bool(diff.added or diff.changed or diff.removed)
         if needs_plan:
             self._apply_plan()
-        if needs_plan or diff.filters:
+        if diff.filters or diff.self_node or old is None:
             self._apply_filter()
+        elif needs_plan:
+            self._apply_treatment()
         if diff.health:
             self._apply_health(new)
-        self._tell(new, diff, is_full)
+        yield from self._tell(new, diff, is_full)
         self._engine.arm_expiry(None if is_full else [new.peers[i] for i in diff.upserted if i in new.peers])
         self._engine.account.update_state()
         if self._engine.plane is not None:
             self._engine.plane.driver.kick()
 
+    def _plan_anew(self) -> Steps:
+        assert self.netmap is not None
+        slices = self._planner.plan_in_slices(self.netmap, wishes_of(self._engine.account.prefs))
+        if len(self.netmap.peers) > LARGE_CHANGE:
+            yield from slices
+        else:
+            for _ in slices:
+                pass
+
     def prefs_changed(self, prefs: Prefs) -> None:
-        if self.netmap is None:
-            return
-        if self.plan.wishes != wishes_of(prefs):
-            for peer in self.peers:
-                self._place(peer)
-            self._apply_plan()
-            self._apply_filter()
+        if self.netmap is not None and self.plan.wishes != wishes_of(prefs):
+            self._jobs.submit(self._change_wishes())
+
+    def _change_wishes(self) -> Steps:
+        yield from self._plan_anew()
+        yield from self._place_all()
+        self._apply_plan()
+        self._apply_filter()
 
     def clear(self) -> None:
         """Another identity: nothing of this tailnet is true any more."""
         self.unplug()
+        self._jobs.clear()
         self.netmap = self._control_time = None
         self.peers.clear()
         self.own_addresses = ()
         self._advertised_disco.clear()
         self._jailed.clear()
         self._aliases.clear()
+        self._planner = Planner()
         self.plan = Plan()
 
     def unplug(self) -> None:
@@ -231,15 +261,22 @@ class Tailnet:
 
     def refill(self) -> None:
         """A new plane: everything that we know goes into it."""
-        plane = self._engine.plane
-        if plane is None or self.netmap is None:
+        self._jobs.submit(self._refill())
+
+    def _refill(self) -> Steps:
+        if self._engine.plane is None or self.netmap is None:
             return
-        for peer in self.peers:
-            plane.set_peer(peer, self._paths(peer))
-            plane.core.set_allowed_ips(peer.handle, self._allowed(peer))
+        yield from self._place_all()
         self._apply_self(self.netmap)
         self._apply_plan()
         self._apply_filter()
+
+    def _place_all(self) -> Steps:
+        is_large = len(self.peers) > LARGE_CHANGE
+        for count, peer in enumerate(list(self.peers), 1):
+            self._place(peer)
+            if is_large and count % SLICE_PEERS == 0:
+                yield
 
     def expire_peers(self) -> None:
         """The clock passed a key's end: such peers are unreachable from now on."""
@@ -256,19 +293,22 @@ class Tailnet:
             return
         self._advertised_disco[handle] = disco_key
         if self._engine.plane is not None:
-            self._engine.plane.set_peer(peer, self._paths(peer))
+            self._engine.plane.set_peer(peer)
 
     # --- peers
 
-    def _apply_peers(self, new: Netmap, diff: Diff) -> None:
+    def _apply_peers(self, new: Netmap, diff: Diff) -> Steps:
         for node_id in diff.removed:
             gone = self.peers.remove(node_id)
             if gone is not None:
                 self._forget(gone)
-        for node_id in diff.upserted:
+        is_large = len(diff.upserted) > LARGE_CHANGE
+        for count, node_id in enumerate(diff.upserted, 1):
             node = new.peers.get(node_id)
             if node is not None:
                 self._upsert(node)
+            if is_large and count % SLICE_PEERS == 0:
+                yield
 
     def _upsert(self, node: Node) -> None:
         own = self.netmap.self_node if self.netmap is not None else None
@@ -307,7 +347,7 @@ class Tailnet:
     def _place(self, peer: Peer) -> None:
         plane = self._engine.plane
         if plane is not None:
-            plane.set_peer(peer, self._paths(peer))
+            plane.set_peer(peer)
             plane.core.set_allowed_ips(peer.handle, self._allowed(peer))
 
     def _forget(self, peer: Peer) -> None:
@@ -317,12 +357,11 @@ class Tailnet:
         if self._engine.plane is not None:
             self._engine.plane.remove_peer(peer)
 
-    def _allowed(self, peer: Peer) -> tuple[IPPrefix, ...]:
-        if peer.node.is_expired(self.now_ns()):
-            return ()
-        return peer_prefixes(peer.node, wishes_of(self._engine.account.prefs))
+    def _allowed(self, peer: Peer) -> Sequence[AllowedIp]:
+        return () if peer.node.is_expired(self.now_ns()) else self._planner.allowed_ips(peer.node.id)
 
-    def _paths(self, peer: Peer) -> PeerPaths:
+    def paths_of(self, peer: Peer) -> PeerPaths:
+        """What magicsock starts from."""
         node = peer.node
         endpoints = []
         for text in node.endpoints or ():
@@ -349,15 +388,13 @@ class Tailnet:
         self._engine.resolver.own_addresses = frozenset(self.own_addresses)
         network = NetworkProfile(magic_dns_name=new.magic_suffix, domain_name=new.domain, display_name=new.domain)
         self._engine.account.on_self_node(node, self.user_of(node), network)
+        if self._engine.plane is not None:
+            self._engine.spawn(self._serve_peerapi())
 
     def _apply_plan(self) -> None:
-        if self.netmap is None:
-            return
-        plan = derive(self.netmap, wishes_of(self._engine.account.prefs))
+        self.plan = self._planner.current
         if self._engine.plane is not None:
-            self._apply_to_host(plan)
-            self._engine.spawn(self._serve_peerapi())
-        self.plan = plan
+            self._apply_to_host(self.plan)
 
     def _apply_to_host(self, plan: Plan) -> None:
         hull = self._engine.options.hull
@@ -398,13 +435,19 @@ class Tailnet:
         self.jailed_filter = self.jailed_filter.replace((), self.plan.local_prefixes)
         plane = self._engine.plane
         if plane is not None:
-            plane.core.set_aliases(self.own_addresses, self._aliases)
             plane.datapath.filter = self.filter
             plane.datapath.jailed_filter = self.jailed_filter
+            self._apply_treatment()
+
+    def _apply_treatment(self) -> None:
+        """Who is jailed, and who knows us by another address."""
+        plane = self._engine.plane
+        if plane is not None:
+            plane.core.set_aliases(self.own_addresses, self._aliases)
             plane.datapath.jailed = frozenset(self._jailed)
 
-    def _source_has_capability(self, source: Any, capability: str) -> bool:
-        peer = self.peers.by_address(source)
+    def _source_has_capability(self, source: bytes, capability: str) -> bool:
+        peer = self.peers.by_packed(source)
         return peer is not None and peer.node.has_cap(capability)
 
     def _apply_health(self, new: Netmap) -> None:
@@ -422,14 +465,18 @@ class Tailnet:
                 messages[f"health-{index}"] = {"Title": title, "Text": text, "Severity": "medium"}
         self._engine.health.set_control_messages(messages)
 
-    def _tell(self, new: Netmap, diff: Diff, is_full: bool) -> None:
+    def _tell(self, new: Netmap, diff: Diff, is_full: bool) -> Steps:
         """A full map shows our own node even when nothing changed: watchers take it as the sign to look again."""
         notify: dict[str, Any] = {}
         if is_full:
             notify["SelfChange"] = go_node(new.self_node, new.magic_suffix)
-        changed = [go_node(new.peers[i], new.magic_suffix) for i in diff.upserted if i in new.peers]
-        if changed and self._engine.bus.sessions():
-            notify["PeersChanged"] = changed
+        if diff.upserted and self._engine.bus.sessions():
+            changed = notify["PeersChanged"] = []
+            for node_id in diff.upserted:
+                if node_id in new.peers:
+                    changed.append(go_node(new.peers[node_id], new.magic_suffix))
+                if len(changed) % SLICE_PEERS == 0 and len(diff.upserted) > LARGE_CHANGE:
+                    yield
         if diff.removed:
             notify["PeersRemoved"] = list(diff.removed)
         if notify:

@@ -48,6 +48,7 @@ class Discovery:
         self.by_disco: dict[bytes, list[PeerState]] = {}
         self.by_node: dict[bytes, PeerState] = {}
         self.is_udp_allowed = True
+        self.unknown_sender: Callable[[bytes], None] = lambda disco_key: None
         self.on_ping: Callable[[PeerState, AddrPort | DerpSource, float], None] = lambda *_: None
         self.on_pong: Callable[[PeerState, SentPing, AddrPort | DerpSource, float], None] = lambda *_: None
         self.on_call: Callable[[PeerState, tuple[AddrPort, ...], float], None] = lambda *_: None
@@ -121,6 +122,9 @@ class Discovery:
         try:
             sender = box.sender_of(datagram)
             owners = self.by_disco.get(sender)
+            if not owners:
+                self.unknown_sender(sender)
+                owners = self.by_disco.get(sender)
             if not owners:
                 self.drops.add("unknown disco key")
                 return

@@ -71,6 +71,8 @@ class Magicsock:
         self.unanswered_since: Callable[[int], float] = lambda handle: 0.0
         """When WireGuard data for a peer was first sent after its last authentic packet (the pump's
         `Activity.first_unanswered_send`); 0.0 for none. The engine sets it."""
+        self.unknown_peer: Callable[[int], object] = lambda handle: None
+        """Asked for a handle that was never set: may call `set_peer`, so that idle peers of a large map cost nothing."""
         self._outputs: list[Output] = []
         self._discovery = Discovery(node_private, disco_private, entropy, self._outputs)
         self._discovery.is_udp_allowed = not never_direct_udp
@@ -93,6 +95,20 @@ class Magicsock:
     @property
     def drops(self) -> DropCounter:
         return self._discovery.drops
+
+    def on_unknown_disco(self, ask: Callable[[bytes], None]) -> None:
+        """`ask` is called with a disco key (32 bytes) that nobody set; it may call `set_peer`."""
+        self._discovery.unknown_sender = ask
+
+    def has_peer(self, handle: int) -> bool:
+        return handle in self._peers
+
+    def _peer(self, handle: int) -> PeerState | None:
+        peer = self._peers.get(handle)
+        if peer is None:
+            self.unknown_peer(handle)
+            peer = self._peers.get(handle)
+        return peer
 
     # -- configuration ------------------------------------------------------------------------------------------
 
@@ -146,7 +162,7 @@ class Magicsock:
 
     def route(self, handle: int, now: float) -> Route:
         """Where to send now. Stamps activity; drain outputs afterwards, a ping round may have started."""
-        peer = self._peers.get(handle)
+        peer = self._peers.get(handle) or self._peer(handle)
         if peer is None:
             return NO_ROUTE
         peer.last_send = now
@@ -189,7 +205,7 @@ class Magicsock:
         """Ping for a person: the trusted path or all candidates, and the relay. Returns the token of `CliPong`."""
         token = self._next_token
         self._next_token += 1
-        peer = self._peers.get(handle)
+        peer = self._peer(handle)
         if peer is None or peer.disco is None:
             reason = "no such peer" if peer is None else "peer has no disco key"
             self._outputs.append(CliPingFailed(token, reason))

@@ -142,6 +142,9 @@ class WireGuard:
     def has_peer(self, handle: int) -> bool:
         return handle in self._peers
 
+    def session_count(self) -> int:
+        return sum(peer.last_handshake_wall_ns > 0 for peer in self._peers.values())
+
     def last_handshake_wall_ns(self, handle: int) -> int:
         """Unix time of the last completed handshake; 0 when there was none."""
         peer = self._peers.get(handle)

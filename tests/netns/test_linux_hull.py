@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ import pytest
 from harness.coordproc import CoordProcess
 from harness.hoststate import answered, is_settled, snapshot
 from harness.netlab import NetLab, wait_for
-from harness.nodes import ROOT, Node, TsdNode, TunTsdNode
+from harness.nodes import QUIET, ROOT, Node, TsdNode, TunTsdNode
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -28,13 +30,10 @@ KINDS: dict[str, type[Node]] = {"k": TunTsdNode, "m": TunTsdNode, "u": TsdNode}
 
 
 class Tailnet:
-    def __init__(self, lab: NetLab, folder: Path) -> None:
+    def __init__(self, lab: NetLab, folder: Path, coord: CoordProcess) -> None:
         self.lab = lab
         self.folder = folder
-        hub = lab.add_host("h")
-        self.coord = CoordProcess(
-            folder / "coord", netns=hub, address=lab.address(hub), control_port=8080, derp_port=3340, stun_port=3478
-        ).start()
+        self.coord = coord
         self.key = self.coord.auth_key(reusable=True)
         self.web = folder / "web"
         self.web.mkdir()
@@ -70,11 +69,11 @@ class Tailnet:
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tailnet]:
     with NetLab(f"tsdK{os.getpid()}", "10.97.5") as lab:
-        tailnet = Tailnet(lab, tmp_path_factory.mktemp("hull"))
-        try:
-            yield tailnet
-        finally:
-            tailnet.coord.stop()
+        hub, folder = lab.add_host("h"), tmp_path_factory.mktemp("hull")
+        with CoordProcess(
+            folder / "coord", netns=hub, address=lab.address(hub), control_port=8080, derp_port=3340, stun_port=3478
+        ) as coord:
+            yield Tailnet(lab, folder, coord)
 
 
 def _ping(net: Tailnet, node: Node, host: str, *flags: str) -> str:
@@ -278,6 +277,27 @@ def test_a_start_undoes_what_a_crash_left(net: Tailnet) -> None:
     net.k.start()
     assert snapshot(net.lab, net.k.namespace) == net.before["k"]
     net.k.stop()
+
+
+def test_kills_at_any_moment_leave_nothing(net: Tailnet) -> None:
+    """During start, while running and during a stop; every second time the next start has to undo it."""
+    node = net.k
+    assert isinstance(node, TunTsdNode)
+    node.device = "tsd0"
+    for number in range(4):
+        line = [*node.daemon_words(), *node.flags()]
+        node.process = net.lab.start(node.namespace, line, node.log, QUIET | node.environ)
+        if number % 4 == 3:
+            wait_for(lambda: "5370" in net.lab.run(node.namespace, "ip", "rule"), 30, "rules")
+            node.process.send(signal.SIGTERM)
+            time.sleep(0.05 * random.random())
+        else:
+            time.sleep(4 * random.random())
+        node.kill()
+        if number % 2:
+            node.cleanup()
+            assert snapshot(net.lab, node.namespace) == net.before["k"]
+            assert not list(node.folder.glob("*undo*"))
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,9 @@ def settings_from(state: Path, flags: dict[str, Any]) -> Settings:
 
 def run_server(settings: Settings) -> None:
     """Until SIGTERM or SIGINT; SIGHUP reads the policy file again."""
+    from tsd.transport.descriptors import lift_descriptor_limit
+
+    lift_descriptor_limit()
     factory = None
     if os.environ.get("TSD_LOOP") != "asyncio":
         with contextlib.suppress(ImportError):

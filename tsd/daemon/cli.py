@@ -115,7 +115,9 @@ def _serve(settings: Settings, state: OpenedState, tap: LogTap) -> int:
     import asyncio
 
     from tsd.daemon import lifecycle
+    from tsd.transport.descriptors import lift_descriptor_limit
 
+    lift_descriptor_limit()
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
         return runner.run(lifecycle.run(settings, state, tap))
 

@@ -94,6 +94,23 @@ class KernelTun:
         os.close(self._fd)
         self._fd = -1
 
+    # --- for a pump that works on the device itself
+
+    def fileno(self) -> int:
+        """The device; non-blocking. -1 when closed."""
+        return self._fd
+
+    @property
+    def has_header(self) -> bool:
+        """Whether every packet comes and goes behind a virtio header of 10 bytes."""
+        return self._has_header
+
+    def release(self) -> None:
+        """Read no more on the loop; `attach` starts it again. `deliver` goes on working."""
+        if self._loop is not None and self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+        self._loop = None
+
     # --- state
 
     @property

@@ -135,6 +135,19 @@ def test_what_the_device_does_not_take_is_counted(bed: Bed, monkeypatch: pytest.
     assert bed.tun.drops["interface_down"] == 2 and bed.tun.has_gso
 
 
+async def test_a_released_device_is_not_read_until_it_is_attached_again(bed: Bed) -> None:
+    bed.tun.attach(bed.batches.append)
+    bed.tun.release()
+    bed.kernel.send(vnet.PLAIN + SMALL)
+    await _settle()
+    assert bed.batches == [] and bed.tun.fileno() >= 0 and bed.tun.has_header
+    bed.tun.deliver([Frame(SMALL)])
+    assert bed.written() == [vnet.PLAIN + SMALL]
+    bed.tun.attach(bed.batches.append)
+    await _settle()
+    assert bed.batches == [[Frame(SMALL)]]
+
+
 async def test_closing_twice_and_using_a_closed_device(bed: Bed) -> None:
     bed.tun.attach(bed.batches.append)
     bed.tun.close()

@@ -29,6 +29,7 @@ from tsd.transport.noise_stream import ByteStream
 log = logging.getLogger("tsd.transport.h2")
 
 MAX_REQUEST_BODY_BYTES = 1 << 20
+MAX_HELD_BODY_BYTES = 8 << 20
 SEND_QUEUE_BYTES = 256 << 10
 
 
@@ -285,16 +286,25 @@ class Http2Request:
         self.is_ended = False
 
     async def body(self, limit_bytes: int = MAX_REQUEST_BODY_BYTES) -> bytes:
-        """The whole body. Raises `ControlError` (413) when it is too long, `StreamLost` when it was cut."""
+        """The whole body. Raises `ControlError` (413) when it is too long, `StreamLost` when it was cut.
+
+        All requests of a connection share a budget, for anybody can open one before it is known who he is.
+        """
         whole = bytearray()
-        while True:
-            while self._inbox.chunks:
-                whole += self._connection.take_chunk(self._stream_id, self._inbox)
-                if len(whole) > limit_bytes:
-                    raise ControlError("request body too large", status=413)
-            if self._inbox.is_finished:
-                break
-            await self._inbox.wait()
+        connection = self._connection
+        try:
+            while True:
+                while self._inbox.chunks:
+                    piece = connection.take_chunk(self._stream_id, self._inbox)
+                    whole += piece
+                    connection.held_body_bytes += len(piece)
+                    if len(whole) > limit_bytes or connection.held_body_bytes > MAX_HELD_BODY_BYTES:
+                        raise ControlError("request body too large", status=413)
+                if self._inbox.is_finished:
+                    break
+                await self._inbox.wait()
+        finally:
+            connection.held_body_bytes -= len(whole)
         if self._inbox.error:
             raise StreamLost(self._inbox.error)
         return bytes(whole)
@@ -329,6 +339,7 @@ class Http2Server(_Connection):
     def __init__(self, stream: ByteStream, handler: Http2Handler) -> None:
         super().__init__(stream, is_client=False)
         self._handler = handler
+        self.held_body_bytes = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:

@@ -212,8 +212,11 @@ class CoordServer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.coordinator.on_deadline(Moment(max(self._timer_at, self._clock.now()), self._clock.wall_ns()))
-        self.drain()
+        try:
+            self.coordinator.on_deadline(Moment(max(self._timer_at, self._clock.now()), self._clock.wall_ns()))
+        finally:
+            # Whatever goes wrong with one node: the clock of the others goes on.
+            self.drain()
 
     async def _deliver_all(self) -> None:
         while True:
@@ -222,6 +225,8 @@ class CoordServer:
             try:
                 await self._save(outputs)
                 self._deliver(outputs)
+            except Exception:
+                log.exception("outputs could not be delivered")
             finally:
                 self._is_delivering = False
 

@@ -79,9 +79,14 @@ def parse_ip(text: str) -> IPAddress:
 
 def packed_single(text: str) -> bytes | None:
     """The packed address of `a.b.c.d/32` or `x::y/128`; None for every other text. Much faster than a prefix."""
-    if text.endswith("/32") and ":" not in text:
-        return _packed(text[:-3])
-    return _packed(text[:-4]) if text.endswith("/128") and ":" in text else None
+    try:
+        if text[-3:] == "/32":
+            return inet_pton(AF_INET, text[:-3])
+        if text[-4:] == "/128":
+            return inet_pton(AF_INET6, text[:-4])
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 def _packed(text: str) -> bytes | None:

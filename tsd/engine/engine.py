@@ -41,7 +41,7 @@ from tsd.hull import Frame, Hull, Stream
 from tsd.tailcfg.derpmap import DERPRegion
 from tsd.tailcfg.mapping import PingResponse
 from tsd.tailcfg.mapresponse import MapResponse
-from tsd.tailcfg.node import Node
+from tsd.tailcfg.node import Node, next_expiry_ns
 from tsd.tailcfg.register import RegisterResponse
 from tsd.transport.control import ControlClient
 from tsd.transport.derp import DerpOptions
@@ -386,10 +386,9 @@ class Engine:
     def arm_expiry(self, changed: Sequence[Node] | None = None) -> None:
         """Keys expire by the clock, without a message from control. `changed`: all others are as they were."""
         now_ns = self.tailnet.now_ns()
-        nodes = changed if changed is not None else self.tailnet.nodes()
-        known = [self._expiry_at_ns] if changed is not None else []
-        coming = [at for at in (*known, *(n.key_expiry_ns for n in nodes if n.key_expiry)) if at and at > now_ns]
-        at_ns = min(coming, default=0)
+        at_ns = next_expiry_ns(changed if changed is not None else self.tailnet.nodes(), now_ns)
+        if changed is not None and self._expiry_at_ns > now_ns:
+            at_ns = min(at_ns or self._expiry_at_ns, self._expiry_at_ns)
         if changed is not None and at_ns == self._expiry_at_ns:
             return
         if self._expiry_timer is not None:

@@ -7,6 +7,7 @@ is submitted meanwhile waits for its end.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -61,11 +62,22 @@ class Jobs:
         return True
 
     async def _work_off(self) -> None:
-        while self._is_busy:
-            started = self._clock.now()
-            try:
-                while self._is_busy and self._clock.now() - started < SLICE_S:
-                    self._is_busy = not self._advance()
-            except Exception:
-                log.exception("a change could not be worked in")
-            await asyncio.sleep(0)
+        """Without garbage collection: it would walk all that the job makes and find nothing, and not only once."""
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            while self._is_busy:
+                self._work_a_while()
+                await asyncio.sleep(0)
+        finally:
+            if was_collecting:
+                gc.freeze()
+                gc.enable()
+
+    def _work_a_while(self) -> None:
+        started = self._clock.now()
+        try:
+            while self._is_busy and self._clock.now() - started < SLICE_S:
+                self._is_busy = not self._advance()
+        except Exception:
+            log.exception("a change could not be worked in")

@@ -30,7 +30,7 @@ from tsd.routes.planner import Planner
 from tsd.routes.rules import AllowedIp, Plan, RouteWishes
 from tsd.tailcfg.mapresponse import MapResponse
 from tsd.tailcfg.node import Node
-from tsd.tailcfg.wire import time_ns
+from tsd.tailcfg.wire import time_ns, time_text
 
 if TYPE_CHECKING:
     from tsd.engine.engine import Engine
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DNS_PORT = 53
+NO_DISCO = str(DiscoPublic.zero())
 LARGE_CHANGE = 300
 """More changed peers than this are worked in piece by piece, so that packets are not kept waiting."""
 SLICE_PEERS = 25
@@ -79,6 +80,7 @@ class Tailnet:
         self._jailed: dict[int, None] = {}
         self._aliases: dict[int, Aliases] = {}
         self._planner = Planner()
+        self._soon_ns, self._soon = 0, ""
         self._jobs = Jobs(engine.options.clock, engine.spawn)
 
     # --- reading
@@ -183,7 +185,6 @@ class Tailnet:
         self._jobs.submit(self._apply(message, is_first))
 
     def _apply(self, message: MapResponse, is_first: bool) -> Steps:
-        """Pauses only while it works on a large change."""
         control_ns = time_ns(message.control_time)
         if control_ns is not None and control_ns > CONTROL_TIME_FLOOR_NS:
             self._control_time = (control_ns, self._engine.options.clock.now())
@@ -316,7 +317,7 @@ class Tailnet:
             log.warning(fields("the server lists this node among its peers; left out", peer=node.name))
             return
         before = self.peers.by_id(node.id)
-        old_disco = before.node.disco if before is not None else None
+        old_disco = before.node.disco_key if before is not None else None
         try:
             peer, replaced = self.peers.upsert(node)
         except DecodeError as err:
@@ -324,15 +325,17 @@ class Tailnet:
             return
         if replaced is not None:
             self._forget(replaced)
-        plane = self._engine.plane
-        new_disco = node.disco
-        restarted = old_disco is not None and new_disco is not None and old_disco != new_disco
-        if restarted and plane is not None and self._advertised_disco.get(peer.handle) != new_disco:
-            plane.restart_session(peer)
-        if new_disco is not None and restarted:
-            self._advertised_disco.pop(peer.handle, None)
+        if old_disco and node.disco_key and old_disco not in (node.disco_key, NO_DISCO):
+            self._note_restart(peer, node.disco)
         self._note_treatment(peer)
         self._place(peer)
+
+    def _note_restart(self, peer: Peer, new_disco: DiscoPublic | None) -> None:
+        """A new disco key is a new process, unless the peer told us itself, inside a session of now."""
+        if new_disco is not None:
+            if self._engine.plane is not None and self._advertised_disco.get(peer.handle) != new_disco:
+                self._engine.plane.restart_session(peer)
+            self._advertised_disco.pop(peer.handle, None)
 
     def _note_treatment(self, peer: Peer) -> None:
         """Few peers are jailed or know us by another address; those are kept apart."""
@@ -358,10 +361,23 @@ class Tailnet:
             self._engine.plane.remove_peer(peer)
 
     def _allowed(self, peer: Peer) -> Sequence[AllowedIp]:
-        return () if peer.node.is_expired(self.now_ns()) else self._planner.allowed_ips(peer.node.id)
+        return () if self._is_expired(peer.node) else self._planner.allowed_ips(peer.node.id)
+
+    def _is_expired(self, node: Node) -> bool:
+        """Asked for thousands of nodes at a time: texts of times are compared, and read only when they are close."""
+        if node.key_expiry is None or (node.key_expiry > self._soon_text() and node.key_expiry.endswith("Z")):
+            return node.expired
+        return node.is_expired(self.now_ns())
+
+    def _soon_text(self) -> str:
+        """A time that is surely not in the past yet, in the form of the map."""
+        now_ns = self.now_ns()
+        if not 0 < self._soon_ns - now_ns < 120 * 10**9:
+            self._soon_ns = now_ns + 60 * 10**9
+            self._soon = time_text(self._soon_ns)
+        return self._soon
 
     def paths_of(self, peer: Peer) -> PeerPaths:
-        """What magicsock starts from."""
         node = peer.node
         endpoints = []
         for text in node.endpoints or ():
@@ -369,7 +385,7 @@ class Tailnet:
                 endpoints.append(AddrPort.parse(text))
             except DecodeError:
                 continue
-        is_expired = node.is_expired(self.now_ns())
+        is_expired = self._is_expired(node)
         return PeerPaths(
             node_key=peer.node_key,
             disco_key=self._advertised_disco.get(peer.handle) or node.disco,

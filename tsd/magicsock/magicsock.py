@@ -72,7 +72,7 @@ class Magicsock:
         """When WireGuard data for a peer was first sent after its last authentic packet (the pump's
         `Activity.first_unanswered_send`); 0.0 for none. The engine sets it."""
         self.unknown_peer: Callable[[int], object] = lambda handle: None
-        """Asked for a handle that was never set: may call `set_peer`, so that idle peers of a large map cost nothing."""
+        """Asked for a handle that was never set: may call `set_peer`; idle peers of a large map cost nothing."""
         self._outputs: list[Output] = []
         self._discovery = Discovery(node_private, disco_private, entropy, self._outputs)
         self._discovery.is_udp_allowed = not never_direct_udp

@@ -28,6 +28,7 @@ from tsd.routes.rules import (
     order_of,
     prefix_of,
     router_config,
+    unpacked,
 )
 from tsd.tailcfg.node import Node
 
@@ -68,7 +69,7 @@ class RouteSet:
             self._note(route, -1)
 
     def _note(self, route: AllowedIp, change: int) -> None:
-        family = overlay_family(route)
+        family = overlay_family(route) if isinstance(route, bytes) else 0
         if family:
             before = self._singles[family]
             self._singles[family] = before + change
@@ -172,8 +173,9 @@ class Planner:
         return peer.allowed_ips if peer is not None else ()
 
     def _add(self, node: Node) -> None:
-        allowed = allowed_ips(node, self._wishes, self._cache)
-        addresses = self._cache.addresses_of(node)
+        own = self._cache.packed_of(node)
+        allowed = allowed_ips(node, self._wishes, self._cache, own)
+        addresses = tuple([unpacked(raw) for raw in own])
         peer = PeerPlan(allowed, host_name(node), addresses, offers_hidden_routes(node, self._wishes))
         self.peers[node.id] = peer
         for route in allowed:

@@ -110,18 +110,22 @@ class PrefixCache:
 
     def addresses_of(self, node: Node) -> tuple[IPAddress, ...]:
         """Single addresses of a node; anything else in the list is left out."""
-        return tuple([_unpacked(raw) for raw in self.packed_of(node)])
+        return tuple([unpacked(raw) for raw in self.packed_of(node)])
 
     def packed_of(self, node: Node) -> list[bytes]:
-        found = [packed_single(text) or self.allowed_ip(text) for text in node.addresses or ()]
-        return [raw for raw in found if isinstance(raw, bytes)]
+        found: list[bytes] = []
+        for text in node.addresses or ():
+            packed = packed_single(text) or self.allowed_ip(text)
+            if isinstance(packed, bytes):
+                found.append(packed)
+        return found
 
     def trim(self, limit: int) -> None:
         if len(self._known) > limit:
             self._known.clear()
 
 
-def _unpacked(raw: bytes) -> IPAddress:
+def unpacked(raw: bytes) -> IPAddress:
     return IPv4Address(raw) if len(raw) == 4 else IPv6Address(raw)
 
 
@@ -140,22 +144,26 @@ def _parse(text: str) -> IPPrefix | None:
 
 def peer_prefixes(node: Node, wishes: RouteWishes, cache: PrefixCache | None = None) -> tuple[IPPrefix, ...]:
     """Allowed IPs of a peer that are in force, as prefixes."""
-    return tuple(prefix_of(allowed) for allowed in allowed_ips(node, wishes, cache or PrefixCache()))
+    cache = cache or PrefixCache()
+    return tuple(prefix_of(allowed) for allowed in allowed_ips(node, wishes, cache, cache.packed_of(node)))
 
 
-def allowed_ips(node: Node, wishes: RouteWishes, cache: PrefixCache) -> tuple[AllowedIp, ...]:
+def allowed_ips(node: Node, wishes: RouteWishes, cache: PrefixCache, own: list[bytes]) -> tuple[AllowedIp, ...]:
     """Allowed IPs of a peer that are in force: subnet routes only when accepted, defaults only of the exit node.
+    `own` are its addresses.
 
     One address of the overlay's own ranges is never a subnet: a service address moves between hosts without a say
     of ours.
     """
+    if (node.allowed_ips is None or node.allowed_ips == node.addresses) and len(own) == len(node.addresses or ()):
+        return tuple(own)
     chosen: dict[AllowedIp, None] = {}
     for text in node.routed_ips:
         allowed = packed_single(text) or cache.allowed_ip(text)
         if allowed is None:
             continue
         if isinstance(allowed, bytes):
-            is_wanted = wishes.accept_routes or is_tailnet_packed(allowed) or allowed in cache.packed_of(node)
+            is_wanted = wishes.accept_routes or is_tailnet_packed(allowed) or allowed in own
         elif allowed.prefixlen == 0:
             is_wanted = wishes.is_exit_node(node)
         else:

@@ -6,6 +6,7 @@ never looked at. `decode_node` checks those that others rely on, so that later p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from tsd.base.keys import DiscoPublic, NodePublic
 from tsd.tailcfg.dns import Resolver
 from tsd.tailcfg.hostinfo import Hostinfo
 from tsd.tailcfg.lenient import mended_text
-from tsd.tailcfg.wire import REFUSALS, Wire, always, decode_json, is_zero_time, second_look, time_ns
+from tsd.tailcfg.wire import REFUSALS, Wire, always, decode_json, is_zero_time, second_look, time_ns, time_text
 
 CapMap = dict[str, tuple[Any, ...] | None]
 """Capability to values; a key with no values is held all the same."""
@@ -120,6 +121,16 @@ class Node(Wire, frozen=True, gc=False):
     def is_expired(self, wall_ns: int) -> bool:
         expiry_ns = self.key_expiry_ns
         return self.expired or (expiry_ns is not None and expiry_ns <= wall_ns)
+
+
+def next_expiry_ns(nodes: Iterable[Node], now_ns: int) -> int:
+    """When the next key expires, 0 for never. Times in UTC sort as texts, so that only one of thousands is read."""
+    texts = [node.key_expiry for node in nodes if node.key_expiry]
+    now_text = time_text(now_ns)
+    earliest = min((text for text in texts if text > now_text and text.endswith("Z")), default="")
+    if earliest and time_ns(earliest) is not None:
+        texts = [earliest, *(text for text in texts if not text.endswith("Z"))]
+    return min((at for at in map(time_ns, texts) if at is not None and at > now_ns), default=0)
 
 
 def hostinfo_field(hostinfo: Hostinfo | None) -> msgspec.Raw:

@@ -17,6 +17,7 @@ from tsd.base.machine import Deadline, earliest
 log = logging.getLogger(__name__)
 
 _ROUNDS = 64
+_AFTER_FAULT_S = 1.0
 
 
 class Driven(Protocol):
@@ -53,7 +54,7 @@ class Driver:
             self._drain()
         finally:
             self._is_draining = False
-        self._arm()
+            self._arm()
 
     def kick_soon(self) -> None:
         """As `kick`, once for everything that happens in this loop iteration."""
@@ -82,7 +83,7 @@ class Driver:
                 return
         log.error("machines keep producing outputs; left for the next wake-up")
 
-    def _arm(self) -> None:
+    def _arm(self, not_before_s: float = 0.0) -> None:
         deadline = earliest(*[machine.next_deadline() for machine, _ in self._machines])
         if deadline is None:
             if self._timer is not None:
@@ -95,7 +96,7 @@ class Driver:
                 return
             self._timer.cancel()
         self._armed_at = deadline.at
-        delay_s = max(deadline.at - self._clock.now(), 0.0)
+        delay_s = max(deadline.at - self._clock.now(), not_before_s)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -107,8 +108,17 @@ class Driver:
 
     def run_deadlines(self, now: float) -> None:
         """Run every machine whose deadline has come; also called after a wake from suspend."""
+        has_failed = False
         for machine, _ in self._machines:
             deadline = machine.next_deadline()
             if deadline is not None and deadline.at <= now:
-                machine.on_deadline(now)
+                try:
+                    machine.on_deadline(now)
+                except Exception:
+                    log.exception("a machine failed at its deadline")
+                    has_failed = True
         self.kick()
+        if has_failed and not self._is_closed:
+            # The others go on, and the one that failed is not asked again at once for ever.
+            self._armed_at = float("inf")
+            self._arm(_AFTER_FAULT_S)

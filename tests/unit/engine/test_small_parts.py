@@ -112,6 +112,24 @@ class TestDriver:
         await asyncio.sleep(0.05)
         assert machine.at is None
 
+    async def test_w17_a_machine_that_fails_does_not_stop_the_others(self) -> None:
+        class Broken(_Machine):
+            asked = 0
+
+            def on_deadline(self, now: float) -> None:
+                self.asked += 1
+                raise ValueError("broken")
+
+        clock = ManualClock()
+        driver, broken, sound = Driver(clock), Broken(clock.now() + 0.01), _Machine(clock.now() + 0.01)
+        driver.add(broken, lambda output: None)
+        driver.add(sound, lambda output: None)
+        driver.kick()
+        await asyncio.sleep(0.1)
+        assert sound.at is None, "the sound one had its turn"
+        assert broken.asked == 1, "no busy loop"
+        driver.close()
+
     async def test_closed_means_quiet(self) -> None:
         clock = ManualClock()
         driver, machine = Driver(clock), _Machine(clock.now())

@@ -193,7 +193,8 @@ static void test_carry(const variant *v) {
     if (round == 0) refused = counter_of(&ends[0], FD_UDP_GSO_REFUSED);
   }
   if (v->no_check) CHECK(refused > 0 && counter_of(&ends[0], FD_UDP_GSO_REFUSED) == refused); /* for good */
-  if (v->vnet && v->gso && !v->no_check) CHECK(counter_of(&ends[1], FD_TUN_WRITES) < counter_of(&ends[1], FD_UDP_DATAGRAMS));
+  if (FD_LINUX && v->vnet && v->gso && !v->no_check)
+    CHECK(counter_of(&ends[1], FD_TUN_WRITES) < counter_of(&ends[1], FD_UDP_DATAGRAMS));
   close_ends(ends);
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tsd.base.addr import parse_number
 from tsd.base.errors import ConfigError
 from tsd.daemon import compat as naming
 from tsd.daemon.config import ConfigFile, load_config
@@ -194,9 +195,10 @@ def _switch(given: Mapping[str, str], name: str) -> bool:
 
 
 def _number(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"invalid value {text!r} for -{name}: want a whole number")
-    return int(text)
+    number = parse_number(text, 10**9)
+    if number is None:
+        raise ConfigError(f"invalid value {text[:100]!r} for -{name}: want a whole number")
+    return number
 
 
 def _port(text: str) -> int:
@@ -209,13 +211,14 @@ def _port(text: str) -> int:
 def _listen(given: Mapping[str, str], name: str) -> str:
     text = given.get(name, "")
     port = text.rpartition(":")[2]
-    if text and (":" not in text or not port.isdecimal() or int(port) > 65535):
+    if text and (":" not in text or parse_number(port, 65535) is None):
         raise ConfigError(f"invalid value {text!r} for -{name}: want [address]:port, such as localhost:1055")
     return text
 
 
 def _parent_death_fd(text: str) -> int:
-    return int(text) if text.isdecimal() and int(text) >= 3 else -1
+    number = parse_number(text, 1 << 20)
+    return number if number is not None and number >= 3 else -1
 
 
 def _default_tun(names: naming.Names, is_root: Callable[[], bool] = lambda: os.geteuid() == 0) -> str:

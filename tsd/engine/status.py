@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from tsd.base.addr import AddrPort
+from tsd.engine.goshape import clean_node, good_prefixes, good_time
 from tsd.engine.peers import Peer, node_addresses
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.wire import ZERO_TIME, time_text, to_go
@@ -65,7 +66,8 @@ def short_expiry(text: str | None) -> str | None:
     """Whole seconds, as upstream rounds it."""
     if not text or "." not in text:
         return text
-    return text.partition(".")[0] + "Z"
+    seconds, _, rest = text.partition(".")
+    return seconds + rest.lstrip("0123456789")
 
 
 def _optional(node: Node) -> Json:
@@ -74,11 +76,11 @@ def _optional(node: Node) -> Json:
     if node.sharer:
         out["AltSharerUserID"] = node.sharer
     if node.allowed_ips is not None or node.addresses:
-        out["AllowedIPs"] = list(node.routed_ips)
+        out["AllowedIPs"] = good_prefixes(node.routed_ips)
     if node.tags:
         out["Tags"] = list(node.tags)
     if node.primary_routes:
-        out["PrimaryRoutes"] = list(node.primary_routes)
+        out["PrimaryRoutes"] = good_prefixes(node.primary_routes)
     return out
 
 
@@ -93,7 +95,7 @@ def peer_status(peer: Peer, live: PeerLive, wall_ns: int, own_user: int = 0, can
         "RxBytes": live.rx_bytes,
         "TxBytes": live.tx_bytes,
         "LastWrite": _time(live.last_write_ns),
-        "LastSeen": node.last_seen or ZERO_TIME,
+        "LastSeen": good_time(node.last_seen) or ZERO_TIME,
         "LastHandshake": _time(live.last_handshake_ns),
         "Online": bool(node.online),
         "ExitNode": live.is_exit_node,
@@ -132,7 +134,7 @@ def _common(node: Node, host_name: str, os_name: str) -> Json:
         "PeerRelay": "",
         "RxBytes": 0,
         "TxBytes": 0,
-        "Created": node.created or ZERO_TIME,
+        "Created": good_time(node.created) or ZERO_TIME,
         "LastWrite": ZERO_TIME,
         "LastSeen": ZERO_TIME,
         "LastHandshake": ZERO_TIME,
@@ -146,7 +148,7 @@ def _common(node: Node, host_name: str, os_name: str) -> Json:
     }
     out |= _capabilities(node)
     out |= {"InNetworkMap": True, "InMagicSock": False, "InEngine": False}
-    expiry = short_expiry(node.key_expiry)
+    expiry = short_expiry(good_time(node.key_expiry))
     if expiry:
         out["KeyExpiry"] = expiry
     return out
@@ -207,10 +209,10 @@ def self_status(
 
 def go_node(node: Node, magic_suffix: str = "") -> Json:
     """A node as WhoIs and the bus show it, with the names that clients compute."""
-    out: Json = to_go(node)
+    hostinfo = node.hostinfo
+    out: Json = clean_node(to_go(node), hostinfo is not None)
     name = node.name.rstrip(".")
     computed = name.removesuffix("." + magic_suffix) if magic_suffix else name
-    hostinfo = node.hostinfo
     raw_host = hostinfo.hostname if hostinfo else ""
     out["ComputedName"] = computed
     with_host = computed

@@ -205,11 +205,12 @@ class _Association:
 
     async def _open(self, key: tuple[str, int]) -> None:
         try:
-            port, remote = await self._server.dialer.open_datagram(*key)
+            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+                port, remote = await self._server.dialer.open_datagram(*key)
         except (OSError, DecodeError, LookupError):
-            del self._resolving[key]
             return
-        waiting = self._resolving.pop(key)
+        finally:
+            waiting = self._resolving.pop(key, [])
         if len(self._targets) >= _MAX_TARGETS:
             self._forget_oldest()
         self._targets[key] = (port, remote, self._spawn(self._return(port)))

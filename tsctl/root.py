@@ -72,6 +72,7 @@ def run(words: Sequence[str]) -> int:
     """Run one command line; returns the exit status."""
     words = _rewritten(words)
     try:
+        _refuse_bytes(words)
         return _run(words)
     except Failure as failure:
         text = failure.text
@@ -101,6 +102,15 @@ def _rewritten(words: Sequence[str]) -> list[str]:
     if list(words) in (["-V"], ["--version"], ["-version"]):
         return ["version"]
     return ["--help"] if list(words) == ["help"] else list(words)
+
+
+def _refuse_bytes(words: Sequence[str]) -> None:
+    """What the shell gave us must be text before it can be JSON."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{word!a} is not valid UTF-8") from None
 
 
 def _run(words: Sequence[str]) -> int:

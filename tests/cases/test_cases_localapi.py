@@ -385,3 +385,9 @@ async def test_p07_too_many_connections_are_told_to_come_back(
     clients[0].close()
     await asyncio.sleep(0.05)
     assert (await (await RawClient.open(api[0])).call("GET", "prefs")).status == 200
+
+
+def test_n14_words_that_are_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["up", "--hostname=\udcff"], ["set", "--hostname", "a\udc80"], ["ping", "\udcfe"], ["\udcff"]):
+        assert run(["--socket=/nowhere", *words]) == 2
+        assert "not valid UTF-8" in capsys.readouterr().err

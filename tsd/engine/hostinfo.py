@@ -39,13 +39,18 @@ class HostFacts(Struct, frozen=True):
         return cls(
             os=OS_NAMES.get(system.sysname, system.sysname.lower()),
             os_version=system.release,
-            hostname=socket.gethostname(),
+            hostname=_text(socket.gethostname()),
             machine=system.machine,
             distro=release.get("ID", ""),
             distro_version=release.get("VERSION_ID", ""),
             distro_code_name=release.get("VERSION_CODENAME", ""),
             is_container=_in_container(),
         )
+
+
+def _text(name: str) -> str:
+    """A kernel takes any bytes as a host name; JSON does not."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:

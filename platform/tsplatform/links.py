@@ -105,16 +105,11 @@ def _listen(loop: asyncio.AbstractEventLoop, on_change: Callable[[], None]) -> C
         log.info("link changes are found by polling every %.0f s: netlink: %s", TICK_S, err.strerror)
         return lambda: None
 
-    def on_readable() -> None:
-        with contextlib.suppress(OSError):
-            if netlink.drain(sock):
-                on_change()
-
     def stop() -> None:
         loop.remove_reader(sock)
         sock.close()
 
-    loop.add_reader(sock, on_readable)
+    netlink.watch(loop, sock, on_change)
     return stop
 
 

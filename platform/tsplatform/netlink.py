@@ -6,10 +6,12 @@ every daemon pays for it at start; changing routes and rules is the Linux router
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -52,20 +54,40 @@ def open_changes(groups: int = CHANGE_GROUPS) -> socket.socket:
     return sock
 
 
-def drain(sock: socket.socket) -> bool:
-    """Read what is there; whether anything was. A lost message (ENOBUFS) counts."""
-    heard = False
+def watch(loop: asyncio.AbstractEventLoop, sock: socket.socket, on_change: Callable[[], None]) -> None:
+    """Call `on_change` when messages came; `loop.remove_reader(sock)` ends it.
+
+    libuv (under uvloop) silently stops to watch a socket that has an error, and a queue that ran over is one.
+    """
+
+    def on_readable() -> None:
+        try:
+            heard, has_run_over = drain(sock)
+        except OSError:
+            heard, has_run_over = True, True
+        if has_run_over:
+            loop.remove_reader(sock)
+            loop.add_reader(sock, on_readable)
+        if heard:
+            on_change()
+
+    loop.add_reader(sock, on_readable)
+
+
+def drain(sock: socket.socket) -> tuple[bool, bool]:
+    """Read what is there: (whether anything was, whether messages were lost, which counts as something)."""
+    heard = has_run_over = False
     while True:
         try:
             if not sock.recv(65536):
-                return heard
+                return heard, has_run_over
             heard = True
         except BlockingIOError:
-            return heard
+            return heard, has_run_over
         except OSError as err:
-            if err.errno != 105:
+            if err.errno != errno.ENOBUFS:
                 raise
-            heard = True
+            heard = has_run_over = True
 
 
 def interfaces() -> list[Interface]:

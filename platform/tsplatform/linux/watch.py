@@ -7,7 +7,6 @@ until it is set up by hand (or the plan changes); then everything on it is put b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -43,7 +42,7 @@ class RoutingWatch:
         except OSError as err:
             log.info("changes of routing are not watched: netlink: %s", err.strerror)
             return
-        self._loop.add_reader(self._sock, self._on_readable)
+        netlink.watch(self._loop, self._sock, self._on_change)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -53,13 +52,10 @@ class RoutingWatch:
             self._sock.close()
             self._sock = None
 
-    def _on_readable(self) -> None:
-        if self._sock is None or self._loop is None:
-            return
-        with contextlib.suppress(OSError):
-            if netlink.drain(self._sock) and self._timer is None:
-                delay_s = max(DEBOUNCE_S, self._verified_at + PACE_S - self._loop.time())
-                self._timer = self._loop.call_later(delay_s, self._look)
+    def _on_change(self) -> None:
+        if self._loop is not None and self._timer is None:
+            delay_s = max(DEBOUNCE_S, self._verified_at + PACE_S - self._loop.time())
+            self._timer = self._loop.call_later(delay_s, self._look)
 
     def _look(self) -> None:
         self._timer = None

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,36 @@ async def test_a_wake_is_told_though_nothing_changed(monkeypatch: pytest.MonkeyP
     watcher = LinkWatcher(read=lambda: same)
     async with asyncio.timeout(5), contextlib.aclosing(watcher.changes()) as changes:
         assert await anext(changes) == same
+
+
+def _udp() -> socket.socket:
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+async def test_watching_goes_on_after_an_error_on_the_socket() -> None:
+    """Under uvloop an error (a queue that ran over) would be the last that is heard. Here: a refused datagram."""
+    loop, heard = asyncio.get_running_loop(), asyncio.Event()
+    with _udp() as sock, _udp() as peer:
+        sock.setblocking(False)
+        sock.bind(("127.0.0.1", 0))
+        peer.bind(("127.0.0.1", 0))
+        target = peer.getsockname()
+        sock.connect(target)
+        peer.close()
+        netlink.watch(loop, sock, heard.set)
+        try:
+            for _ in range(2):
+                sock.send(b"x")
+                async with asyncio.timeout(5):
+                    await heard.wait()
+                heard.clear()
+            with _udp() as again:
+                again.bind(target)
+                again.sendto(b"y", sock.getsockname())
+                async with asyncio.timeout(5):
+                    await heard.wait()
+        finally:
+            loop.remove_reader(sock)
 
 
 @pytest.fixture

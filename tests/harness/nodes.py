@@ -53,9 +53,13 @@ class Node:
             words += ["--outbound-http-proxy-listen=127.0.0.1:1056"]
         return words
 
-    def start(self) -> Node:
+    def launch(self) -> None:
+        """As `start`, without waiting."""
         environ = QUIET | self.environ
         self.process = self.lab.start(self.namespace, [*self.daemon_words(), *self.flags()], self.log, environ)
+
+    def start(self) -> Node:
+        self.launch()
         wait_for(lambda: self.socket.exists() and self.answers(), 30, f"{self.name}'s socket")
         return self
 

@@ -211,7 +211,8 @@ class Engine:
         self.is_control_connected = False
 
     def live_counts(self) -> tuple[int, int]:
-        return self.tailnet.session_count(), 1 if self.reach.home else 0
+        sessions = self.plane.wireguard.session_count() if self.plane is not None else 0
+        return sessions, 1 if self.reach.home else 0
 
     # --- ControlEvents
 

@@ -27,20 +27,20 @@ class Jobs:
         self._clock = clock
         self._spawn = spawn
         self._waiting: deque[Steps] = deque()
-        self._is_busy = False
+        self.is_busy = False
 
     def submit(self, job: Steps) -> None:
         """Raises what the job raises before its first pause; later failures are logged."""
         self._waiting.append(job)
-        if self._is_busy:
+        if self.is_busy:
             return
-        self._is_busy = True
+        self.is_busy = True
         try:
-            self._is_busy = not self._advance()
+            self.is_busy = not self._advance()
         except BaseException:
-            self._is_busy = False
+            self.is_busy = False
             raise
-        if self._is_busy:
+        if self.is_busy:
             self._spawn(self._work_off())
 
     def clear(self) -> None:
@@ -66,7 +66,7 @@ class Jobs:
         was_collecting = gc.isenabled()
         gc.disable()
         try:
-            while self._is_busy:
+            while self.is_busy:
                 self._work_a_while()
                 await asyncio.sleep(0)
         finally:
@@ -77,7 +77,7 @@ class Jobs:
     def _work_a_while(self) -> None:
         started = self._clock.now()
         try:
-            while self._is_busy and self._clock.now() - started < SLICE_S:
-                self._is_busy = not self._advance()
+            while self.is_busy and self._clock.now() - started < SLICE_S:
+                self.is_busy = not self._advance()
         except Exception:
             log.exception("a change could not be worked in")

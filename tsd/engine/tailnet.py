@@ -136,9 +136,10 @@ class Tailnet:
         """All nodes of the netmap, ourselves first."""
         return [] if self.netmap is None else [self.netmap.self_node, *self.netmap.peers.values()]
 
-    def session_count(self) -> int:
-        plane = self._engine.plane
-        return plane.wireguard.session_count() if plane is not None else 0
+    @property
+    def is_busy(self) -> bool:
+        """Whether a large change is still being worked in."""
+        return self._jobs.is_busy
 
     def user_of(self, node: Node) -> UserProfile | None:
         profile = self.netmap.users.get(node.user) if self.netmap is not None else None

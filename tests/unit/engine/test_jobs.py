@@ -84,14 +84,14 @@ def many_peers(**changes: Any) -> list[dict[str, Any]]:
 
 
 async def settled(lone: LoneEngine) -> None:
-    while lone.engine.tailnet._jobs._is_busy:  # noqa: ASYNC110
+    while lone.engine.tailnet.is_busy:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
 async def test_a_large_map_is_worked_in_with_what_follows_it() -> None:
     async with lone_engine() as lone:
         lone.first_map(*many_peers())
-        assert lone.engine.tailnet._jobs._is_busy
+        assert lone.engine.tailnet.is_busy
         lone.map(PeersRemoved=[3])
         lone.map(PeersChangedPatch=[{"NodeID": 4, "Online": False}])
         lone.backend._engine.account.edit_prefs({"RouteAll": True, "RouteAllSet": True})

@@ -1,0 +1,7 @@
+"""`python -m benchmarks` is `benchmarks/run.py`."""
+
+import sys
+
+from benchmarks.run import main
+
+sys.exit(main())

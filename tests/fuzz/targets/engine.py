@@ -37,7 +37,9 @@ class _Running:
             self._lone = LoneEngine()
             await self._lone.engine.start()
             self._lone.register()
-            self._lone.first_map(peer_json(3))
+            # One that knows us by another address: its packets are rewritten on their way.
+            renames = {"SelfNodeV4MasqAddrForThisPeer": "100.64.9.9", "SelfNodeV6MasqAddrForThisPeer": "fd7a::9"}
+            self._lone.first_map(peer_json(3), peer_json(4, **renames))
             self._lone.engine.reach._set_home(1)
         return self._lone
 
@@ -57,7 +59,7 @@ def fuzz_engine_map(data: bytes) -> None:
             lone.backend.whois("100.64.0.3:1", "")
             lone.backend.watch(0xFFFF).close()
             lone.backend.user_metrics()
-            lone.first_map(peer_json(3), DERPMap=DERP_MAP)
+            lone.first_map(peer_json(3), peer_json(4, SelfNodeV4MasqAddrForThisPeer="100.64.9.9"), DERPMap=DERP_MAP)
             assert lone.routed("100.64.0.3") == 3
         lone.sent.clear()
 
@@ -70,7 +72,8 @@ def fuzz_engine_packets(data: bytes) -> None:
 
     async def run() -> None:
         lone = await _RUNNING.get()
-        plane, peer = lone.engine.plane, lone.engine.tailnet.peers.by_id(3)
+        number = 3 + len(data) % 2
+        plane, peer = lone.engine.plane, lone.engine.tailnet.peers.by_id(number)
         assert plane is not None and peer is not None
         sender = ReferenceCore()
         sender.add_peer(1)
@@ -78,7 +81,7 @@ def fuzz_engine_packets(data: bytes) -> None:
         sender.install_session(1, 7, 5, _SEND, _RECEIVE, True, 0.0)
         plane.core.install_session(peer.handle, 5, 7, _RECEIVE, _SEND, True, lone.clock.now())
         source = AddrPort(parse_ip("192.0.2.3"), 41641)
-        relayed = DerpSource(1, Keys(3).node.public())
+        relayed = DerpSource(1, Keys(number).node.public())
         for piece in pieces:
             lone.hull.tun.inject([piece])  # type: ignore[attr-defined]
             plane.datapath.from_host([Frame(piece, len(piece) % 1400)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsd.packet import build, tsmp
+from tsd.packet import build, rewrite, tsmp
 from tsd.packet.parse import parse
 
 
@@ -19,3 +19,14 @@ def fuzz_packet(data: bytes) -> None:
         build.tcp_reset_for(packet),
     ):
         assert answer is None or parse(answer).dst == packet.src
+
+
+def fuzz_packet_rewrite(data: bytes) -> None:
+    """The first byte chooses; a new address in, the old one back, and the packet is what it was."""
+    packet, is_partial = data[1:], data[:1] < b"\x40"
+    parsed = parse(packet)
+    for put, old in ((rewrite.with_source, parsed.src), (rewrite.with_destination, parsed.dst)):
+        there = put(packet, bytes(range(1, len(old) + 1)) or bytes(4), is_partial=is_partial)
+        assert len(there) == len(packet)
+        back = put(there, old or bytes(4), is_partial=is_partial)
+        assert parse(back).src == parsed.src and parse(back).dst == parsed.dst

@@ -313,7 +313,8 @@ def test_state_beyond_repair_is_refused_with_the_remedy(
         assert words in shown.stdout
     count = len(coord.nodes())
     refused = up(daemon, coord, coord.auth_key())
-    assert refused.returncode == 1 and is_one_line(refused.stderr) and "state store" in refused.stderr
+    assert refused.returncode == 1 and is_one_line(refused.stderr)
+    assert "state store is unhealthy" in refused.stderr and "Restore it from a copy" in refused.stderr
     assert daemon.stop() == 0
     assert len(coord.nodes()) == count
     assert [Path(daemon.state + suffix).read_bytes() for suffix in ("", ".bak")] == [spoiled, spoiled]

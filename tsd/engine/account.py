@@ -162,7 +162,8 @@ class Account:
 
     def _start(self, options: Mapping[str, Any]) -> None:
         if not self.is_store_healthy:
-            raise TsdError(STORE_UNHEALTHY)
+            reason = self._health.argument("state-store-health", "error")
+            raise TsdError(f"{STORE_UNHEALTHY}: {reason}" if reason else STORE_UNHEALTHY)
         update = options.get("UpdatePrefs")
         was = self.state
         key_of_config = "" if was is State.RUNNING else self._config_auth_key

@@ -86,6 +86,11 @@ class Health:
         """Whether it is marked, visible or not."""
         return code in self._broken
 
+    def argument(self, code: str, name: str) -> str:
+        """What a broken `code` was set with; "" when there is none."""
+        found = self._broken.get(code)
+        return found.args.get(name, "") if found is not None else ""
+
     def next_deadline(self) -> float | None:
         """When a warning becomes visible by waiting; call `on_deadline` then."""
         now = self._clock.now()

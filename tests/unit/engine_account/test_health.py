@@ -66,3 +66,11 @@ def test_state_store_text_begins_as_tools_expect() -> None:
     health.set("state-store-health", error="/x: damaged")
     expected = "State store failed to initialize, Tailscale will not work until this is resolved."
     assert health.texts() == [f"{expected} See https://tailscale.com/s/state-store-init-error. Error: /x: damaged"]
+
+
+def test_arguments_can_be_read() -> None:
+    health = Health(ManualClock())
+    assert health.argument("state-store-health", "error") == ""
+    health.set("state-store-health", error="no room")
+    assert health.argument("state-store-health", "error") == "no room"
+    assert health.argument("state-store-health", "other") == ""

@@ -18,6 +18,7 @@ from tsd.disco.box import is_disco
 from tsd.magicsock.magicsock import Magicsock
 from tsd.magicsock.types import (
     CliPong,
+    DataProbeWanted,
     DerpSource,
     EndpointKind,
     EndpointsWanted,
@@ -28,6 +29,7 @@ from tsd.magicsock.types import (
     SendUdp,
 )
 
+PROBE = b"\x04\0\0\0probe"
 STUN = AddrPort(IPv4Address("192.0.2.250"), 3478)
 CLASSES = {
     "P": (None, None),
@@ -112,6 +114,7 @@ class Lab:
         self.count = 0
         self.passes: Callable[[Node, Node, bytes], bool] = lambda a, b, datagram: True
         self.relay_passes = True
+        self.probes: dict[tuple[str, str], tuple[int, AddrPort]] = {}
         self.relayed = 0
         self.direct = 0
 
@@ -209,6 +212,8 @@ class Lab:
         if is_disco(datagram):
             to.magicsock.receive_disco(datagram, via, self.now)
         else:
+            if datagram == PROBE:
+                self.after(0.05, lambda: source.magicsock.data_passed(*self.probes[source.name, to.name]))
             to.received.append((source.name, datagram))
             to.unanswered.pop(self.nodes.index(source), None)
             to.magicsock.note_received([self.nodes.index(source)], via, self.now)
@@ -224,6 +229,9 @@ class Lab:
                     for other in self.nodes:
                         if other.node_private.public() == node_key:
                             self.derp(node, other, datagram)
+                case DataProbeWanted(handle, address):
+                    self.probes[node.name, self.nodes[handle].name] = (handle, address)
+                    self.udp(node, address, PROBE)
                 case EndpointsWanted():
                     node.events.append(output)
                     self.after(0.1, lambda: (self.stun(node), self.drain(node)))

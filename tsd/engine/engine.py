@@ -276,6 +276,7 @@ class Engine:
         )
         self.plane = plane = Plane(node_key, options, self.tailnet.peers, self.reach.sockets, told)
         plane.datapath.intercept = self.pings.intercept
+        plane.make_probe = self.pings.probe
         plane.wireguard.priority_message = self.tailnet.priority_message
         plane.paths_of = self.tailnet.paths_of
         plane.datapath.attach(self._hull.tun)

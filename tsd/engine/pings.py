@@ -7,6 +7,7 @@ disco (magicsock, the path), TSMP (inside the tunnel, no IP stack of the peer), 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -27,6 +28,7 @@ KINDS = ("disco", "TSMP", "ICMP", "peerapi")
 TIMEOUT_S = 10.0
 NO_PATH_PATIENCE_S = 4.0
 NO_PATH_RETRY_S = 0.25
+PROBES_MAX = 256
 
 
 class DiscoReply(Struct, frozen=True):
@@ -72,6 +74,7 @@ class Pings:
         self._entropy = entropy
         self._tsmp: dict[bytes, asyncio.Future[int]] = {}
         self._icmp: dict[bytes, asyncio.Future[None]] = {}
+        self._probes: dict[bytes, Callable[[], None]] = {}
 
     async def ping(self, ip: IPAddress, kind: str, size: int = 0) -> dict[str, Any]:
         """Waits for the reply without limit: the caller cancels. Never raises for an unreachable peer."""
@@ -162,6 +165,17 @@ class Pings:
             "PeerAPIURL": f"http://{remote}",
         }
 
+    def probe(self, ip: IPAddress, on_pong: Callable[[], None]) -> bytes | None:
+        """A TSMP ping for the caller to send as it likes; None without an own address of the family."""
+        own = self._host.own_address_for(ip)
+        if own is None:
+            return None
+        token = self._entropy(tsmp.PING_BYTES)
+        if len(self._probes) >= PROBES_MAX:
+            del self._probes[next(iter(self._probes))]
+        self._probes[token] = on_pong
+        return tsmp.ping(own.packed, ip.packed, token)
+
     def intercept(self, handle: int, packet: Packet) -> bool:
         """Whether an inbound packet was for us alone: TSMP, or the reply to one of our ICMP pings."""
         if packet.proto == TSMP:
@@ -181,6 +195,9 @@ class Pings:
             if pong is not None:
                 self._host.send([Frame(pong)])
         elif isinstance(message, tsmp.Pong):
+            passed = self._probes.pop(message.token, None)
+            if passed is not None:
+                passed()
             waiting = self._tsmp.get(message.token)
             if waiting is not None and not waiting.done():
                 waiting.set_result(message.peerapi_port)

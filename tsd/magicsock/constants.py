@@ -21,7 +21,11 @@ PING_BACK_GAP_S = 0.02
 """Ours: while there is no trusted path, a ping from an address is answered with one of our own this often."""
 UNANSWERED_S = 12.0
 """Ours (W09): WireGuard answers within 10 s by a passive keepalive; more silence than this withdraws trust."""
-SUSPECT_S = 60.0
+SHUNNED_S = 8.0
+"""Ours (W09): the peer sent by relay alone for this long, so it must have lost the direct path that we use."""
+SUSPECT_S = 20.0
 SUSPECT_MAX_S = 600.0
 """Ours (W09): how long a path that loses data stays out of use; doubles each time."""
+DATA_PROBE_GAP_S = 10.0
+"""Ours (W09): afterwards data must have passed it; between two trials."""
 RESTUN_GAP_S = 5.0

@@ -25,6 +25,7 @@ from tsd.magicsock.types import (
     NO_ROUTE,
     CliPingFailed,
     CliPong,
+    DataProbeWanted,
     DerpSource,
     EndpointsWanted,
     Output,
@@ -180,11 +181,17 @@ class Magicsock:
                 peer.last_receive = now
                 if isinstance(source, DerpSource):
                     peer.heard_region = source.region
-                    peer.note_data(None, now)
+                    peer.note_relayed(now)
                     continue
-                peer.note_data(source, now)
+                peer.relayed_since = NEVER
                 if peer.paths.is_wireguard_only:
                     peer.set_best(Quality(source, 1), now)
+
+    def data_passed(self, handle: int, address: AddrPort) -> None:
+        """The peer answered what a `DataProbeWanted` had asked for: the address may be used again."""
+        peer = self._peers.get(handle)
+        if peer is not None:
+            peer.data_passed(address)
 
     def receive_disco(self, datagram: bytes, source: AddrPort | DerpSource, now: float) -> None:
         self._now = now
@@ -391,8 +398,9 @@ class Magicsock:
             return
         found = Quality(sent.target, max(1, int(latency_s * 1e9)))
         if candidate.suspect_for_s:
-            if now > peer.trust_until:
-                peer.try_best(found)
+            if now >= candidate.next_probe:
+                candidate.next_probe = now + c.DATA_PROBE_GAP_S
+                self._outputs.append(DataProbeWanted(peer.handle, sent.target))
         elif peer.best.address == sent.target or now > peer.trust_until or is_better(found, peer.best):
             peer.set_best(found, now)
         self._tell(peer, now)

@@ -29,7 +29,10 @@ class Candidate:
     """The kernel has no route to it: left alone until the link changes (W07)."""
     suspect_until: float = NEVER
     suspect_for_s: float = 0.0
-    """Disco passed and data did not (W09)."""
+    """Disco passed and data did not (W09); until data did, `suspect_for_s` stays."""
+    next_probe: float = NEVER
+    is_proven: bool = False
+    """Data was seen to pass: what the peer prefers says nothing about it."""
 
     def is_kept(self, now: float) -> bool:
         return self.in_netmap or self.in_call or now - self.last_ping_from < c.OBSERVED_KEEP_S
@@ -59,7 +62,6 @@ class PeerState:
     relayed_since: float = NEVER
     """When data began to come by relay and nothing by UDP any more; `last_relayed` is its newest."""
     last_relayed: float = NEVER
-    has_suspects: bool = False
     best_since: float = NEVER
     """Since when the best address has carried the data alone."""
     last_full: float = NEVER
@@ -135,12 +137,6 @@ class PeerState:
         self.best_route = Route(quality.address, 0)
         self.trust_until = now + c.TRUST_S
 
-    def try_best(self, quality: Quality) -> None:
-        """An address that lost data before: used beside the relay until data came from it."""
-        self.best = quality
-        self.best_route = Route(quality.address, 0)
-        self.trust_until = NEVER
-
     def doubt(self) -> None:
         """The peer itself no longer names the best address: at most used beside the relay until it answers again."""
         self.trust_until = NEVER
@@ -157,27 +153,27 @@ class PeerState:
         for cand in self.candidates.values():
             cand.last_ping = NEVER
             cand.is_unreachable = False
-            cand.suspect_until, cand.suspect_for_s = NEVER, 0.0
+            cand.suspect_until, cand.suspect_for_s, cand.is_proven = NEVER, 0.0, False
         self.relayed_since = NEVER
-        self.has_suspects = False
 
-    def note_data(self, source: AddrPort | None, now: float) -> None:
-        """Authentic data came from an address, or (None) by relay."""
-        if source is None:
-            if self.relayed_since == NEVER:
-                self.relayed_since = now
-            self.last_relayed = now
-            return
-        self.relayed_since = NEVER
-        if self.has_suspects:
-            cand = self.candidates.get(source)
-            if cand is not None:
-                cand.suspect_until, cand.suspect_for_s = NEVER, 0.0
+    def note_relayed(self, now: float) -> None:
+        """Authentic data came by relay."""
+        if self.relayed_since == NEVER:
+            self.relayed_since = now
+        self.last_relayed = now
 
     def is_shunned(self) -> bool:
-        """Whether the peer has long sent by relay alone although we use a direct path: it must have lost that path."""
-        has_begun = self.relayed_since != NEVER and self.relayed_since >= self.best_since
-        return has_begun and self.last_relayed - self.relayed_since > c.UNANSWERED_S
+        """Whether the peer has long sent by relay alone although we use a direct path."""
+        if self.relayed_since == NEVER or self.last_relayed - max(self.relayed_since, self.best_since) <= c.SHUNNED_S:
+            return False
+        cand = self.candidates.get(self.best.address) if self.best.address is not None else None
+        return cand is not None and not cand.is_proven
+
+    def data_passed(self, address: AddrPort) -> None:
+        cand = self.candidates.get(address)
+        if cand is not None:
+            cand.suspect_until, cand.is_proven = NEVER, True
+            cand.suspect_for_s = 0.0
 
     def suspect_best(self, now: float) -> None:
         """Data does not come through the best address although disco does: keep off it for a while (W09)."""
@@ -185,7 +181,7 @@ class PeerState:
         if cand is not None:
             cand.suspect_for_s = min(c.SUSPECT_MAX_S, max(c.SUSPECT_S, cand.suspect_for_s * 2))
             cand.suspect_until = now + cand.suspect_for_s
-            self.has_suspects = True
+            cand.is_proven = False
         self.relayed_since = NEVER
         self.clear_best()
 

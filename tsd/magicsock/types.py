@@ -102,6 +102,13 @@ class RebindWanted(Struct, frozen=True):
     reason: str
 
 
+class DataProbeWanted(Struct, frozen=True):
+    """Send data that the peer answers to this address alone; `Magicsock.data_passed` takes note of the answer."""
+
+    handle: int
+    address: AddrPort
+
+
 class PongReceived(Struct, frozen=True):
     """A peer answered; `endpoint` None means by relay."""
 
@@ -125,4 +132,14 @@ class CliPingFailed(Struct, frozen=True):
     reason: str
 
 
-Output = SendUdp | SendDerp | PathChanged | EndpointsWanted | RebindWanted | PongReceived | CliPong | CliPingFailed
+Output = (
+    SendUdp
+    | SendDerp
+    | PathChanged
+    | EndpointsWanted
+    | RebindWanted
+    | DataProbeWanted
+    | PongReceived
+    | CliPong
+    | CliPingFailed
+)

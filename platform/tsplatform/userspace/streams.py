@@ -80,14 +80,16 @@ class OverlayStream:
         """Until the handshake is done; raises what it ended with."""
         connection = self.connection
         if connection.state in (c.SYN_SENT, c.SYN_RECEIVED):
-            self._opened = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            self._opened = loop.create_future()
+            late = loop.call_later(timeout_s, _fail_late, self._opened)
             try:
-                async with asyncio.timeout(timeout_s):
-                    await self._opened
+                await self._opened
             except (TimeoutError, asyncio.CancelledError):
                 self.abort()
                 raise
             finally:
+                late.cancel()
                 self._opened = None
         if connection.state == c.CLOSED:
             raise connection_error(connection)
@@ -159,6 +161,11 @@ class OverlayStream:
 def _wake(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
+
+
+def _fail_late(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError(110, "connection timed out"))
 
 
 class OverlayDatagrams:

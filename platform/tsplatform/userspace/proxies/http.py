@@ -184,8 +184,11 @@ class HttpSession:
 
     async def _serve_one(self) -> bool:
         """False when the connection is over."""
-        async with asyncio.timeout(_IDLE_S):  # not wait_for, which makes a task per call
+        if b"\r\n\r\n" in self._source.buffer:
             raw = await self._source.read_head()
+        else:
+            async with asyncio.timeout(_IDLE_S):  # not wait_for, which makes a task per call
+                raw = await self._source.read_head()
         if not raw:
             return False
         head = Head(raw)

@@ -187,12 +187,17 @@ class ControlSession:
             self._restart()
 
     async def logout(self) -> None:
-        """Tell the server that the current node key is finished; bounded in time, never raises."""
+        """Tell the server that the node key in force is finished; bounded in time, never raises.
+
+        In force is the key that was accepted last: one that a login has only on trial means nothing to the server.
+        """
         goal, self._goal = self._goal, None
         self._is_registered = False
         self._stop_main()
         if goal is None:
             return
+        if self._known_key is not None and goal.node_key != self._known_key:
+            goal = replace(goal, node_key=self._known_key, old_node_key=None)
         request = replace_expiry(self._register_request(goal, with_auth=False, followup=""))
         try:
             async with asyncio.timeout(LOGOUT_TIMEOUT_S):

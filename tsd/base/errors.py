@@ -60,3 +60,8 @@ class HullError(TsdError):
         self.reason = reason
         self.hint = hint
         self.errno = errno
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, in words for people: without Python's `[Errno 111]`."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
-from tsd.base.errors import DecodeError, TsdError
+from tsd.base.errors import DecodeError, TsdError, reason_of
 from tsd.base.keys import NodePublic
 from tsd.engine import status as shapes
 from tsd.engine.edits import EditContext, check
@@ -306,7 +306,7 @@ class EngineBackend(OptionalBackend):
                 return await engine.dialer.dial_ip(AddrPort(ip, port))
             except (OSError, TimeoutError) as err:
                 failure = err
-        raise ApiError(502, f"dial failure: {failure or 'timeout'}")
+        raise ApiError(502, f"dial failure: {reason_of(failure) or 'timeout'}")
 
     def derp_map(self) -> Json | None:
         derp_map = self._engine.reach.derp_map

@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Awaitable
 
 from tsd.base.addr import parse_number
-from tsd.base.errors import TsdError
+from tsd.base.errors import TsdError, reason_of
 from tsd.hull import Stream
 from tsd.localapi import schema
 from tsd.localapi.backend import ApiError
@@ -137,7 +137,7 @@ async def dial(call: Call) -> Response | None:
     except ClientGone:
         raise
     except (TsdError, OSError) as error:
-        message = str(error)
+        message = reason_of(error)
         known = message.startswith(("resolve failure", "dial failure"))
         return text(502, message if known else f"dial failure: {message or type(error).__name__}")
     if isinstance(target, str):

@@ -273,6 +273,13 @@ async def test_dial_self_and_failure(rig: Rig) -> None:
     assert answer.headers["Dial-Addr"] == "192.0.2.9:80"
     rig.backend.dial_targets.clear()
     assert (await client.call("POST", "dial", headers=HOST + DIAL)).status == 502
+
+    def refuse() -> object:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    rig.backend.dial_targets[("b", 80)] = refuse
+    answer = await client.call("POST", "dial", headers=HOST + DIAL)
+    assert (answer.status, answer.body) == (502, b"dial failure: Connection refused\n")
     client.close()
 
 

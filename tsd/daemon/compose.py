@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import sys
@@ -13,10 +14,11 @@ import tsnative
 from tsd.base.addr import AddrPort
 from tsd.base.clock import SystemClock
 from tsd.base.entropy import system_entropy
-from tsd.base.errors import HullError, StateError
+from tsd.base.errors import HullError, StateError, reason_of
 from tsd.base.keys import NodePrivate
 from tsd.base.version import LONG_VERSION
 from tsd.daemon.config import load_config
+from tsd.daemon.debugserver import DebugServer
 from tsd.daemon.flags import Settings
 from tsd.daemon.logsetup import LogTap, announce_http_proxy, announce_socks5
 from tsd.daemon.statefiles import OpenedState
@@ -43,6 +45,7 @@ from tsplatform.userspace.tun import NetstackTun
 log = logging.getLogger(__name__)
 
 STORE_RETRY_S = 30.0
+PORT_HINT = "another process may hold the port"
 
 
 class ProxyDialer:
@@ -75,6 +78,7 @@ class DaemonService:
         self._api = LocalApiServer()
         self._engine: Engine | None = None
         self._proxies: list[ProxyServer] = []
+        self._debug: DebugServer | None = None
         self._ended = asyncio.Event()
         self.on_status: Callable[[str], None] | None = None
 
@@ -100,6 +104,8 @@ class DaemonService:
         await engine.start()
         await _start_hull(engine)
         self._start_proxies(engine)
+        if settings.debug:
+            await self._start_debug(engine, settings.debug)
         self._api.set_backend(backend)
         log.info("data path: %s", tsnative.describe())
 
@@ -140,6 +146,8 @@ class DaemonService:
     async def stop(self) -> None:
         for proxy in self._proxies:
             proxy.close()
+        if self._debug is not None:
+            self._debug.close()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
@@ -220,19 +228,32 @@ class DaemonService:
             try:
                 local = proxy.start(listen)
             except OSError as err:
-                reason = os.strerror(err.errno) if err.errno else str(err)
-                raise HullError(f"listen on {listen}", reason, "another process may hold the port") from None
+                raise listen_failure(listen, err) from None
             self._proxies.append(proxy)
             if "socks5" in protocols:
                 announce_socks5(str(local))
             if "http" in protocols:
                 announce_http_proxy(str(local))
 
+    async def _start_debug(self, engine: Engine, listen: str) -> None:
+        looked_at = engine.inspection
+        self._debug = DebugServer({"/debug/metrics": looked_at.client_metrics, "/metrics": looked_at.user_metrics})
+        try:
+            log.info("debug server listening on %s", await self._debug.start(listen))
+        except OSError as err:
+            raise listen_failure(listen, err) from None
+
     def _on_state(self, state: State) -> None:
         engine = self._engine
         if self.on_status is None or engine is None:
             return
         self.on_status(_status_line(engine, state))
+
+
+def listen_failure(listen: str, err: OSError) -> HullError:
+    """In one line; asyncio and the resolver put more into their errors than a person wants to read."""
+    reason = os.strerror(err.errno) if err.errno and err.errno > 0 else reason_of(err)
+    return HullError(f"listen on {listen}", reason, PORT_HINT if err.errno == errno.EADDRINUSE else "")
 
 
 async def _start_hull(engine: Engine) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.bed import Bed, context_switches, cpu_seconds, rss_mib
+from benchmarks.bed import Bed, Pair, context_switches, cpu_seconds, rss_mib
 from benchmarks.report import Row, load_now
+from harness.netlab import Process
 
 BAR_MIB, AIM_MIB = 80.0, 45.0
 BAR_PER_S = 4.0
@@ -41,5 +42,5 @@ def measure(bed: Bed, runs: int) -> list[Row]:
     ]
 
 
-def _ends(pair: object) -> list[tuple[str, object]]:
-    return list(zip(("near", "far"), pair.processes, strict=True))  # type: ignore[attr-defined]
+def _ends(pair: Pair) -> list[tuple[str, Process]]:
+    return list(zip(("near", "far"), pair.processes, strict=True))

@@ -22,8 +22,8 @@ BAR_APPLY_MS, BAR_STALL_MS, BAR_DELTA_MS = 300.0, 50.0, 5.0
 PEERS = 10_000
 
 
-def measure(bed: object, runs: int) -> list[Row]:
-    """In a process of its own, which is as fresh as a daemon; `bed` is not used."""
+def measure(runs: int) -> list[Row]:
+    """In a process of its own, which is as fresh as a daemon."""
     words = [sys.executable, "-m", "benchmarks.netmap", f"--runs={runs}"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True, env=dict(os.environ))
     found: dict[str, Any] = json.loads(done.stdout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 import time
 
@@ -76,7 +75,3 @@ def measure(bed: Bed, runs: int) -> list[Row]:
         Row("Restart to Running", "s", ours["running_s"]["median"], BAR_S, AIM_S, False, told, detail),
         Row("  LocalAPI answers", "s", ours["answers_s"]["median"], more_is_better=False),
     ]
-
-
-def is_possible() -> bool:
-    return os.geteuid() == 0

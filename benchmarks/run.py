@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,9 +81,9 @@ def main() -> int:
             peer = bed.peer_name
             print(f"tsd against {peer}", file=sys.stderr)
             for name in in_bed:
-                rows += attempt(name, lambda name=name: MEASURES[name](bed, options.runs), failed)
+                rows += attempt(name, partial(MEASURES[name], bed, options.runs), failed)
     if "netmap" in wanted:
-        rows += attempt("netmap", lambda: netmap.measure(None, options.runs), failed)
+        rows += attempt("netmap", lambda: netmap.measure(options.runs), failed)
     if rows:
         print_table(rows)
         write_json(rows, options.json, peer=peer, runs=options.runs, boosted=options.boost)

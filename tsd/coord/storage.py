@@ -47,7 +47,7 @@ class Stored:
 class Storage:
     """`folder` is made when missing, with mode 0700. Only one process can have it open.
 
-    Without a thread it blocks the loop for each transaction: for simulations in virtual time.
+    Without a thread it blocks the loop for each transaction and is not durable: for simulations in virtual time.
     """
 
     def __init__(self, folder: Path, *, has_thread: bool = True) -> None:
@@ -104,7 +104,7 @@ class Storage:
         db = sqlite3.connect(path, check_same_thread=False)
         self._db = db
         db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=FULL")
+        db.execute(f"PRAGMA synchronous={'OFF' if self._executor is None else 'FULL'}")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise StateError(f"{path} was written by a newer tsd (schema {version}); use that one")

@@ -31,6 +31,8 @@ log = logging.getLogger("tsd.transport.h2")
 MAX_REQUEST_BODY_BYTES = 1 << 20
 MAX_HELD_BODY_BYTES = 8 << 20
 SEND_QUEUE_BYTES = 256 << 10
+PING_AFTER_S = 60.0
+PONG_WITHIN_S = 30.0
 
 
 class StreamLost(ControlError):
@@ -78,6 +80,7 @@ class _Connection:
         self._inboxes: dict[int, _Inbox] = {}
         self._windows = asyncio.Condition()
         self._answered = asyncio.Event()
+        self._has_heard = False
         self.closed_reason = ""
 
     @property
@@ -95,6 +98,7 @@ class _Connection:
         try:
             self.flush()
             while chunk := await self._stream.read():
+                self._has_heard = True
                 self._machine.receive(chunk)
                 await self._dispatch(self._machine.take_events())
                 self.flush()
@@ -146,6 +150,18 @@ class _Connection:
         self._stream.close()
         async with self._windows:
             self._windows.notify_all()
+
+    async def is_alive(self, timeout_s: float) -> bool:
+        """Whether the other side answers a ping in time."""
+        self._answered.clear()
+        self._machine.ping(b"tsd-ping")
+        self.flush()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._answered.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def take_chunk(self, stream_id: int, inbox: _Inbox) -> bytes:
         event = inbox.chunks.pop(0)
@@ -251,18 +267,6 @@ class Http2Client(_Connection):
             self._windows.notify_all()
         return Http2Response(self, stream_id, inbox)
 
-    async def is_alive(self, timeout_s: float) -> bool:
-        """Whether the server answers a ping in time."""
-        self._answered.clear()
-        self._machine.ping(b"tsd-ping")
-        self.flush()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._answered.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def close(self) -> None:
         """GOAWAY, then the socket; waits for the reading task."""
         self._machine.close()
@@ -343,13 +347,23 @@ class Http2Server(_Connection):
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
+        own = [asyncio.create_task(self.pump()), asyncio.create_task(self._watch())]
         try:
-            await self.pump()
+            await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            tasks = list(self._tasks.values())
+            tasks = [*own, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Returns when the client vanished without a word: it must not count as online for as long as TCP retries."""
+        while True:
+            self._has_heard = False
+            await asyncio.sleep(PING_AFTER_S)
+            if not self._has_heard and not await self.is_alive(PONG_WITHIN_S):
+                log.info(fields("client does not answer", seconds=PING_AFTER_S + PONG_WITHIN_S))
+                return
 
     def close(self) -> None:
         """GOAWAY and close; `serve` then returns."""

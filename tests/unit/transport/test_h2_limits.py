@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tsd.base.errors import ControlError
 from tsd.transport import h2
 from tsd.transport.h2 import Http2Client, Http2Request, Http2Server
@@ -88,3 +90,30 @@ async def test_paths_and_statuses_that_are_none() -> None:
     await client.close()
     server.close()
     await serving
+
+
+async def test_a_client_that_vanished_is_given_up_and_a_quiet_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h2, "PING_AFTER_S", 0.05)
+    monkeypatch.setattr(h2, "PONG_WITHIN_S", 0.05)
+    ended = asyncio.Event()
+
+    async def handle(request: Http2Request) -> None:
+        request.start(200)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    near, far = pipes()
+    server = Http2Server(far, handle)
+    serving = asyncio.create_task(server.serve())
+    client = Http2Client(near, "h")
+    answer = await client.request("POST", "/machine/map")
+    await asyncio.sleep(0.3)
+    assert not ended.is_set() and await client.is_alive(1.0)
+    far.write = lambda data: None  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        await serving
+    assert ended.is_set() and server.is_closed
+    answer.close()
+    await client.close()

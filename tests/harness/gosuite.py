@@ -60,7 +60,7 @@ class GoSuite:
 
     def run(self, wanted: Iterable[str] = (), unwanted: Iterable[str] = (), *, timeout_s: int) -> dict[str, str]:
         """PASS, FAIL or SKIP by test name. A crash of the suite loses the tests that had not ended."""
-        flags = ["-test.v", f"-test.parallel={PARALLEL}", f"-test.timeout={timeout_s}s"]
+        flags = ["-test.v", f"-test.parallel={PARALLEL}", f"-test.timeout={timeout_s}s", "-verbose-tailscaled"]
         flags += [f"-test.run={pattern(wanted)}"] if wanted else []
         flags += [f"-test.skip={pattern(unwanted)}"] if unwanted else []
         log = self._folder / f"suite-{len(list(self._folder.glob('suite-*.log')))}.log"

@@ -27,6 +27,7 @@ from tsd.engine.profiles import NetworkProfile, Profiles
 from tsd.engine.states import State, StateInputs, next_state
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.register import RegisterResponse
+from tsd.transport.control_text import check_auth_key
 
 log = logging.getLogger(__name__)
 
@@ -167,11 +168,12 @@ class Account:
         update = options.get("UpdatePrefs")
         was = self.state
         key_of_config = "" if was is State.RUNNING else self._config_auth_key
+        auth_key = check_auth_key(str(options["AuthKey"])) if options.get("AuthKey") else key_of_config
         if update is not None:
             wanted = replace(Prefs.from_go(update), persist=self.prefs.persist)
             check(wanted, EditContext())
             self._store_prefs(wanted)
-        self._auth_key = str(options.get("AuthKey") or key_of_config)
+        self._auth_key = auth_key
         self._tell_prefs()
         self._reopen()
         if was is State.RUNNING:

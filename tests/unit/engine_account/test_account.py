@@ -10,7 +10,7 @@ import pytest
 
 from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
-from tsd.base.errors import TsdError
+from tsd.base.errors import ConfigError, TsdError
 from tsd.base.keys import MachinePrivate, NodePrivate
 from tsd.engine.account import LOGIN_URL_LIFE_S, STORE_UNHEALTHY, Account
 from tsd.engine.bus import NotifyBus
@@ -188,6 +188,13 @@ async def test_auth_key_login_shows_no_url(daemon: Daemon) -> None:
     daemon.map(daemon.accept())
     heard = daemon.heard()
     assert heard == ["Prefs", "State 2", "LoginFinished", "Prefs", "Prefs", "State 5", "State 6"]
+
+
+async def test_s08_a_key_with_white_space_inside_is_refused_before_anything_changes(daemon: Daemon) -> None:
+    before = daemon.account.prefs
+    with pytest.raises(ConfigError, match="white space"):
+        await daemon.account.start({"UpdatePrefs": {"WantRunning": True, "Hostname": "h"}, "AuthKey": "tskey auth"})
+    assert daemon.account.prefs == before
 
 
 async def test_a_key_is_for_one_start_only(daemon: Daemon) -> None:

@@ -35,13 +35,6 @@ class ControlError(TsdError):
         self.retry_after_s = retry_after_s
 
 
-class AuthError(ControlError):
-    """The coordination server refused our credentials; retrying the same ones is useless."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retryable=False)
-
-
 class ConfigError(TsdError):
     """The user's input is wrong: one line says what and how to fix it, exit code 2."""
 

@@ -108,11 +108,6 @@ class LockPublic(PublicKey):
         return cls(_parse_hex(text, "tlpub:" if text.startswith("tlpub:") else cls.PREFIX, 32))
 
 
-class ChallengePublic(PublicKey):
-    PREFIX = "chalpub:"
-    __slots__ = ()
-
-
 AnyPublic = TypeVar("AnyPublic", bound=PublicKey)
 
 

@@ -39,10 +39,6 @@ class LogTap(logging.Handler):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_offer, queue, entry)
 
-    def recent(self) -> list[str]:
-        """Texts of the newest lines, oldest first."""
-        return [entry["text"] for entry in self._ring]
-
     async def follow(self) -> AsyncIterator[dict[str, Any]]:
         """Every line from now on; a follower that is too slow loses lines."""
         import asyncio

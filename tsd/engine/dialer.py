@@ -49,9 +49,6 @@ class Dialer:
             pass
         return self._names.tailnet_addresses(host) or await self._names.resolve_upstream(host)
 
-    def via_overlay(self, ip: IPAddress) -> bool:
-        return self._names.is_own(ip) or self._names.is_overlay(ip)
-
     async def dial(self, host: str, port: int, timeout_s: float = 10.0) -> Stream:
         """The first address that answers, IPv4 and IPv6 alike. Raises OSError (the last refusal) or TimeoutError."""
         failure: Exception = OSError(f"no address for {host}")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tsd.base.addr import AddrPort, IPAddress, IPPrefix
 from tsd.base.errors import DecodeError
-from tsd.base.keys import LockPrivate, NodePrivate, NodePublic
+from tsd.base.keys import LockPrivate, NodePrivate
 from tsd.engine import gojson
 
 DEFAULT_CONTROL_URL = "https://controlplane.tailscale.com"
@@ -74,9 +74,6 @@ class Persist:
     def is_known_node(self) -> bool:
         """Whether the server has told us who we are; only then a profile is worth storing."""
         return bool(self.node_id and self.user_profile.login_name)
-
-    def public_node_key(self) -> NodePublic | None:
-        return None if self.private_node_key is None else self.private_node_key.public()
 
     @classmethod
     def from_go(cls, raw: Any) -> Persist:

@@ -17,10 +17,8 @@ from tsd.packet.build import icmp_echo_reply_to, icmp_packet, icmp_unreachable, 
 from tsd.packet.checksum import is_transport_checksum_valid, ones_sum
 from tsd.packet.constants import (
     ICMP,
-    ICMP_ECHO_REPLY,
     ICMP_ECHO_REQUEST,
     ICMPV6,
-    ICMPV6_ECHO_REPLY,
     ICMPV6_ECHO_REQUEST,
     ICMPV6_UNREACHABLE,
     TCP,
@@ -176,10 +174,6 @@ class Datagrams:
         if error is not None:
             self._tokens -= 1
             self._emit(error, 0)
-
-
-def is_echo_reply(parsed: Packet) -> bool:
-    return parsed.icmp_type == (ICMP_ECHO_REPLY if parsed.version == 4 else ICMPV6_ECHO_REPLY)
 
 
 def address_of(packed: bytes) -> IPAddress:

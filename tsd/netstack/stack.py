@@ -213,13 +213,6 @@ class Stack:
         """No answer: the other side will try again or give up."""
         self.backlog.settle(attempt)
 
-    def fail_connect(self, local: AddrPort, remote: AddrPort, error: str, now: float) -> None:
-        """A message outside of TCP (TSMP) says that `local` → `remote` is not wanted."""
-        key = remote.ip.packed + local.ip.packed + remote.port.to_bytes(2, "big") + local.port.to_bytes(2, "big")
-        connection = self._connections.get(key)
-        if connection is not None:
-            connection.fail(error, now)
-
     def _on_unreachable(self, key: bytes) -> None:
         connection = self._connections.get(key)
         if connection is not None and connection.state == c.SYN_SENT:

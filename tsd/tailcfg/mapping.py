@@ -106,26 +106,6 @@ class ControlDialPlan(Wire, frozen=True, gc=False):
     candidates: tuple[ControlIPCandidate, ...] | None = always(None)
 
 
-class EarlyNoise(msgspec.Struct, frozen=True, gc=False):
-    """What the server may say right after the Noise handshake."""
-
-    nodeKeyChallenge: str = ""
-
-
-class SetDNSRequest(Wire, frozen=True, gc=False):
-    version: int = always(CAPABILITY_VERSION)
-    node_key: str = always("")
-    name: str = always("")
-    type: str = always("")
-    value: str = always("")
-
-
-class TokenRequest(Wire, frozen=True, gc=False):
-    cap_version: int = always(CAPABILITY_VERSION)
-    node_key: str = always("")
-    audience: str = always("")
-
-
 class DERPAdmitClientRequest(Wire, frozen=True, gc=False):
     node_public: str = always("")
     source: str = always("")

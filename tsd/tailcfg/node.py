@@ -115,9 +115,6 @@ class Node(Wire, frozen=True, gc=False):
     def has_cap(self, capability: str) -> bool:
         return capability in (self.cap_map or {}) or capability in (self.capabilities or ())
 
-    def cap_values(self, capability: str) -> tuple[Any, ...]:
-        return (self.cap_map or {}).get(capability) or ()
-
     def is_expired(self, wall_ns: int) -> bool:
         expiry_ns = self.key_expiry_ns
         return self.expired or (expiry_ns is not None and expiry_ns <= wall_ns)

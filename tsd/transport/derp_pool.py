@@ -141,9 +141,6 @@ class DerpPool:
         limit = self._options.clock.now() - FAILURE_COUNTS_S
         return frozenset(r for r, (count, at) in self._failed.items() if count >= UNREACHABLE_AFTER and at > limit)
 
-    def connected_regions(self) -> list[int]:
-        return [region_id for region_id in self._links if self.is_connected(region_id)]
-
     def link_changed(self, local: Collection[IPAddress] = ()) -> None:
         """The underlay changed: give up what left from an address that is gone, test the rest, dial at once.
 

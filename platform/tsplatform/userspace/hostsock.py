@@ -78,24 +78,6 @@ class HostStream:
         return self.sock
 
 
-async def dial_host(remote: AddrPort, timeout_s: float = 5.0, protect: Protect | None = None) -> HostStream:
-    """Connect outside of the overlay. Raises ConnectionRefusedError, TimeoutError or another OSError."""
-    family = socket.AF_INET if remote.ip.version == 4 else socket.AF_INET6
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if protect is not None:
-            protect(sock)
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(timeout_s):
-            await loop.sock_connect(sock, (str(remote.ip), remote.port))
-        return HostStream(sock, address_of(sock.getsockname()), remote)
-    except BaseException:
-        sock.close()
-        raise
-
-
 class HostDatagrams:
     """hull.DatagramPort on the host's UDP."""
 

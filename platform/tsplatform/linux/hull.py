@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class ThreadedRouter:
         self._latest = RouterConfig()
         self._done: RouterConfig | None = RouterConfig()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.cost_s = 0.0
+        """CPU time of the last work that was done."""
         self.on_trouble: Callable[[str], None] = lambda text: None
         """What went wrong after `apply` returned; called on the loop. "" means that all is well again."""
 
@@ -102,7 +105,11 @@ class ThreadedRouter:
         if config is not self._latest:
             return
         self._done = None
-        self._router.apply(config)
+        started_s = time.thread_time()
+        try:
+            self._router.apply(config)
+        finally:
+            self.cost_s = time.thread_time() - started_s
         self._done = config
 
     def _report(self, work: Future[None]) -> None:
@@ -188,7 +195,7 @@ def build_linux_hull(
     names = DirectDns(folder, threaded.own_addresses)
     net = HostNet(threaded.own_addresses)
     services = ServiceStack(tun, entropy, clock)
-    watch = RoutingWatch(threaded.verify, lambda: tun.is_up, device)
+    watch = RoutingWatch(threaded.verify, lambda: tun.is_up, device, lambda: threaded.cost_s)
     log.info("network device: %s; routing table %d", tun.describe(), claim.names.table)
     return LinuxHull(
         "linux",

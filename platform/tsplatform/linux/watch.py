@@ -16,16 +16,25 @@ from tsplatform import netlink
 log = logging.getLogger(__name__)
 
 DEBOUNCE_S = 0.25
-PACE_S = 1.0
+PACE_S, SLOWEST_PACE_S = 1.0, 30.0
+REST_FACTOR = 20.0
+"""A comparison is followed by this many times what it took: reading ten thousand routes costs seconds of CPU."""
 # RTMGRP_*: link, addresses, routes, and the rules of both families (groups 8 and 19).
 GROUPS = netlink.CHANGE_GROUPS | 1 << 7 | 1 << 18
 
 
 class RoutingWatch:
-    """`verify` is called at most once per `PACE_S` while changes are heard."""
+    """`verify` is called at most once per `PACE_S` while changes are heard, less often when its last run cost much."""
 
-    def __init__(self, verify: Callable[[], None], is_up: Callable[[], bool], device: str) -> None:
+    def __init__(
+        self,
+        verify: Callable[[], None],
+        is_up: Callable[[], bool],
+        device: str,
+        cost_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._verify = verify
+        self._cost_s = cost_s
         self._is_up = is_up
         self._device = device
         self._sock: socket.socket | None = None
@@ -54,7 +63,8 @@ class RoutingWatch:
 
     def _on_change(self) -> None:
         if self._loop is not None and self._timer is None:
-            delay_s = max(DEBOUNCE_S, self._verified_at + PACE_S - self._loop.time())
+            pace_s = min(max(PACE_S, REST_FACTOR * self._cost_s()), SLOWEST_PACE_S)
+            delay_s = max(DEBOUNCE_S, self._verified_at + pace_s - self._loop.time())
             self._timer = self._loop.call_later(delay_s, self._look)
 
     def _look(self) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tsd.base.addr import AddrPort, parse_ip
-from tsd.coord.admin import AdminServer, call
+from tsd.coord.admin import AdminServer
+from tsd.coord.adminclient import call
 from tsd.coord.server import CoordServer
 from tsd.coord.settings import Settings
 

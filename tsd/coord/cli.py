@@ -5,7 +5,6 @@ Exit codes: 0, 1 (the server cannot be reached or failed), 2 (the input is wrong
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -81,9 +80,9 @@ def json_option(command: F) -> F:
 
 
 def ask(state: Path, command: str, **arguments: Any) -> Any:
-    from tsd.coord import admin
+    from tsd.coord import adminclient
 
-    return admin.call(state, command, arguments)
+    return adminclient.call(state, command, arguments)
 
 
 def show(result: Any, as_json: bool, text: str) -> None:
@@ -171,6 +170,8 @@ def settings_from(state: Path, flags: dict[str, Any]) -> Settings:
 
 def run_server(settings: Settings) -> None:
     """Until SIGTERM or SIGINT; SIGHUP reads the policy file again."""
+    import asyncio
+
     from tsd.transport.descriptors import lift_descriptor_limit
 
     lift_descriptor_limit()
@@ -185,6 +186,8 @@ def run_server(settings: Settings) -> None:
 
 
 async def serve(settings: Settings) -> None:
+    import asyncio
+
     from tsd.coord.admin import AdminServer
     from tsd.coord.server import CoordServer
 

@@ -8,6 +8,8 @@ import os
 import ssl
 import stat
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from harness.coordproc import coord_in_process
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError, ControlError
 from tsd.base.keys import DiscoPrivate, MachinePrivate, NodePrivate
-from tsd.coord import admin
+from tsd.coord import adminclient
 from tsd.coord.cli import coord as command_line
 from tsd.coord.server import CoordServer
 from tsd.stun.messages import decode_reply, encode_request
@@ -101,7 +103,7 @@ async def test_held_login_is_answered_on_approval(server: CoordServer) -> None:
         text = await page.text()
         assert page.status == 200 and "laptop" in text and "tsd coord nodes approve" in text
     state = server.settings.state
-    await asyncio.to_thread(admin.call, state, "nodes.approve", {"id": url, "user": "alice"})
+    await asyncio.to_thread(adminclient.call, state, "nodes.approve", {"id": url, "user": "alice"})
     assert (await asyncio.wait_for(held, 5)).login.login_name == "alice@tsd.internal"
     await node.client.close()
 
@@ -111,7 +113,7 @@ async def test_a_deleted_node_is_cut_off(server: CoordServer) -> None:
     await node.register(new_key(server))
     stream = await node.poll()
     await next_of(stream)
-    await asyncio.to_thread(admin.call, server.settings.state, "nodes.delete", {"node": "one"})
+    await asyncio.to_thread(adminclient.call, server.settings.state, "nodes.delete", {"node": "one"})
     with pytest.raises((StopAsyncIteration, ControlError)):
         await next_of(stream)
     await node.client.close()
@@ -145,7 +147,7 @@ async def test_files_are_private_and_long_paths_work(tmp_path: Path) -> None:
     async with coord_in_process(folder):
         for path in [folder, *folder.iterdir()]:
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-        assert (await asyncio.to_thread(admin.call, folder, "status"))["nodes"] == 0
+        assert (await asyncio.to_thread(adminclient.call, folder, "status"))["nodes"] == 0
 
 
 async def test_broken_policy_file_keeps_the_old_policy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -319,3 +321,12 @@ async def test_commands_against_a_running_server(server: CoordServer, tmp_path: 
 def test_state_folder_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "TSD_COORD_STATE", "/nonexistent/here")
     assert "/nonexistent/here" in run("status")[1]
+
+
+def test_the_command_line_starts_without_the_server() -> None:
+    program = (
+        "import sys, tsd.coord.cli, tsd.coord.adminclient; print(*({'aiohttp', 'cryptography'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, "\n"), done

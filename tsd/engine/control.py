@@ -23,6 +23,7 @@ from tsd.base.keys import DiscoPublic, LockPublic, NodePrivate
 from tsd.base.log import fields
 from tsd.engine.c2n import C2nHandler
 from tsd.engine.control_pings import ControlPings, Pinger
+from tsd.engine.refusals import explain_refusal
 from tsd.tailcfg.hostinfo import Hostinfo
 from tsd.tailcfg.mapping import MapRequest
 from tsd.tailcfg.mapresponse import MapResponse
@@ -35,6 +36,7 @@ MAX_BACKOFF_S = 30.0
 MAX_SERVER_SLEEP_S = 300.0
 COALESCE_S = 0.02
 LOGOUT_TIMEOUT_S = 5.0
+REFUSED_PAUSE_S = 2.0
 NOT_FOUND = 404
 
 
@@ -132,6 +134,7 @@ class ControlSession:
         self._is_ephemeral = is_ephemeral
         self._pings = ControlPings(client, c2n_handlers or {}, pinger)
         self._goal: _Goal | None = None
+        self._in_force: _Goal | None = None
         self.is_auth_key_unused = False
         """Whether the last login that worked did not need the auth key that was given for it."""
         self._is_registered = False
@@ -192,6 +195,7 @@ class ControlSession:
         In force is the key that was accepted last: one that a login has only on trial means nothing to the server.
         """
         goal, self._goal = self._goal, None
+        self._in_force = None
         self._is_registered = False
         self._stop_main()
         if goal is None:
@@ -247,7 +251,7 @@ class ControlSession:
             while True:
                 try:
                     if not self._is_registered:
-                        goal = await self._register(goal)
+                        goal = await self._register_beside_poll(goal)
                     await self._poll_and_update(goal)
                 except _NodeUnknown:
                     self._is_registered = False
@@ -286,6 +290,18 @@ class ControlSession:
 
     # -- registration -------------------------------------------------------------------------------------------
 
+    async def _register_beside_poll(self, goal: _Goal) -> _Goal:
+        """While a new key is on trial, the key in force keeps the node on the server: the trial may take for ever."""
+        in_force = self._in_force
+        if in_force is None or in_force.node_key == goal.node_key:
+            return await self._register(goal)
+        poll = asyncio.create_task(self._poll_and_update(in_force))
+        try:
+            return await self._register(goal)
+        finally:
+            poll.cancel()
+            await asyncio.gather(poll, return_exceptions=True)
+
     async def _register(self, goal: _Goal) -> _Goal:
         """Returns the goal with the key that was accepted; goes on until then."""
         backoff = Backoff(self._entropy)
@@ -306,7 +322,7 @@ class ControlSession:
             elif response.error:
                 self._fail(ControlError(explain_refusal(response.error)), is_refusal=True)
                 followup = ""
-                await self._pause(backoff.next_s())
+                await self._pause(max(backoff.next_s(), REFUSED_PAUSE_S))
             elif response.node_key_expired:
                 if has_new_key:
                     self._fail(ControlError("the server says that a brand-new node key has expired"))
@@ -334,6 +350,7 @@ class ControlSession:
             # A node that the administrator deletes must not come back by itself. Ephemeral ones are deleted by time.
             goal = self._goal = replace(goal, auth_key="")
         self._is_registered = True
+        self._in_force = goal
         self._known_key = goal.node_key
         self._recovered()
         log.info(fields("registered", node_key=goal.node_key.public().short()))
@@ -452,29 +469,6 @@ class ControlSession:
             debug_flags=report.debug_flags or None,
         )
         return request if report.disco_key is None else _changed(request, disco_key=str(report.disco_key))
-
-
-_REFUSALS = (
-    ("already used", "the auth key was for single use and has been used; make a new one"),
-    ("authkey expired", "the auth key has expired; make a new one"),
-    ("authkey revoked", "the auth key was revoked; make a new one"),
-    ("invalid pre auth key", "the server does not know this auth key"),
-    ("invalid authkey", "the server does not know this auth key"),
-    ("invalid key", "the server does not accept this auth key"),
-    ("not valid", "the server does not accept this auth key"),
-    ("different machine key", "this node key belongs to another machine; log in with a new one (--force-reauth)"),
-    ("already in use by another machine", "this node key belongs to another machine; log in anew (--force-reauth)"),
-    ("registration timed out", "the login was not completed in time; try again"),
-)
-
-
-def explain_refusal(error: str) -> str:
-    """The server's `Error` in plain words, with its own text behind."""
-    folded = error.lower()
-    for part, text in _REFUSALS:
-        if part in folded:
-            return f"{text} (server: {error!r})"
-    return f"the server refused the login: {error}"
 
 
 def replace_expiry(request: RegisterRequest) -> RegisterRequest:

@@ -78,10 +78,18 @@ class Driver:
             for machine, handle in self._machines:
                 for output in machine.take_outputs():
                     busy = True
-                    handle(output)
+                    self._hand_over(handle, output)
             if not busy:
                 return
         log.error("machines keep producing outputs; left for the next wake-up")
+
+    @staticmethod
+    def _hand_over(handle: Callable[[Any], None], output: Any) -> None:
+        """A fault in one output costs that output, not those behind it."""
+        try:
+            handle(output)
+        except Exception:
+            log.exception("an output could not be handled: %s", type(output).__name__)
 
     def _arm(self, not_before_s: float = 0.0) -> None:
         deadline = earliest(*[machine.next_deadline() for machine, _ in self._machines])

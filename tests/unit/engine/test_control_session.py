@@ -11,7 +11,8 @@ from harness.control_double import ControlDouble, Json, node_json
 from tsd.base.entropy import SeededEntropy
 from tsd.base.keys import DiscoPrivate, MachinePrivate, NodePrivate
 from tsd.engine.c2n import C2nRequest, C2nResponse, answer
-from tsd.engine.control import Backoff, ControlSession, SelfReport, explain_refusal
+from tsd.engine.control import Backoff, ControlSession, SelfReport
+from tsd.engine.refusals import explain_refusal
 from tsd.tailcfg.hostinfo import Hostinfo
 from tsd.tailcfg.mapping import PingResponse
 from tsd.tailcfg.mapresponse import MapResponse
@@ -163,6 +164,26 @@ async def test_n09_expired_node_and_spent_key_is_refused_in_words() -> None:
         text, is_refusal = bench.events.errors[0]
         assert is_refusal
         assert "single use" in text
+
+
+async def test_a_refused_new_key_leaves_the_node_on_the_server() -> None:
+    async with Bench() as bench:
+        bench.session.login(KEY, None, "")
+        await until(lambda: bench.events.maps)
+
+        async def register(request: Json) -> Json:
+            return {"Error": "authkey expired"} if request["NodeKey"] == str(OTHER_KEY.public()) else {}
+
+        bench.server.on_register = register
+        before = len(bench.server.polls)
+        bench.session.login(OTHER_KEY, KEY, "tskey-old")
+        await until(lambda: any(is_refusal for _, is_refusal in bench.events.errors))
+        await until(lambda: len(bench.server.polls) > before)
+        assert bench.server.polls[-1]["NodeKey"] == str(KEY.public())
+        bench.server.on_register = ControlDouble().on_register
+        bench.session.retry_now()
+        await until(lambda: bench.events.logins[-1] == OTHER_KEY)
+        await until(lambda: bench.server.polls[-1]["NodeKey"] == str(OTHER_KEY.public()))
 
 
 async def test_expired_node_key_is_replaced_once() -> None:

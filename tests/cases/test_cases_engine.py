@@ -7,24 +7,19 @@ import gc
 import json
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from harness.control_double import ControlDouble
 from harness.loneengine import DERP_MAP, OWN, Keys, LoneEngine, lone_engine, peer_json
 from tsd.base.addr import parse_ip
 from tsd.base.clock import ManualClock
 from tsd.base.errors import TsdError
 from tsd.disco.box import is_disco
-from tsd.engine import control
-from tsd.engine.prefs import Prefs
 from tsd.engine.states import State
 from tsd.hull import LinkState
 from tsd.packet.build import icmp_echo_request
 from tsd.tailcfg.mapresponse import decode_map_response
-from tsd.transport.dial import HostDial
 from tsplatform.state_file import MemoryStore
 
 LONG = "9" * 5000
@@ -407,97 +402,3 @@ async def test_p06_packets_for_many_silent_peers_stay_few() -> None:
         staged = [len(peer.staged) for peer in waiting.values()]
         assert 0 < max(staged) <= 128
         assert len(lone.sent) < 200, "one handshake and one round of pings per peer, not one per packet"
-
-
-async def _joined(server: ControlDouble, **options: Any) -> LoneEngine:
-    """An engine that logged in at a coordination server by auth key."""
-    lone = LoneEngine(control_dial=HostDial(), **options)
-    await lone.engine.start()
-    prefs = Prefs(control_url=server.url, want_running=True).to_go()
-    await lone.backend.start({"UpdatePrefs": prefs, "AuthKey": "A"})
-    await lone.backend.login_interactive()
-    await _until(lambda: lone.engine.account.state in (State.STARTING, State.RUNNING))
-    return lone
-
-
-async def _until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-def _auth_keys(server: ControlDouble) -> list[str]:
-    return [(request.get("Auth") or {}).get("AuthKey", "") for request in server.registrations]
-
-
-async def test_s09_a_key_for_a_node_that_is_logged_in() -> None:
-    """While running it is kept back and that is said; with an expired key or logged out it is used."""
-    async with ControlDouble() as server:
-        lone = await _joined(server)
-        assert _auth_keys(server) == ["A"]
-        await lone.backend.start({"AuthKey": "B"})
-        await _until(lambda: "auth key given was not used" in " ".join(lone.backend.status()["Health"]))
-        assert _auth_keys(server) == ["A", ""]
-        await _until(lambda: len(server.polls) == 2)
-
-        async def expired(request: dict[str, Any]) -> dict[str, Any]:
-            if "Auth" not in request:
-                return {"NodeKeyExpired": True}
-            return await server._accept(request)
-
-        server.on_register = expired
-        await lone.backend.start({"AuthKey": "C"})
-        await _until(lambda: _auth_keys(server)[-1] == "C")
-        await _until(lambda: "auth key" not in " ".join(lone.backend.status()["Health"]))
-        await lone.backend.logout()
-        server.on_register = server._accept
-        await lone.backend.start(
-            {
-                "UpdatePrefs": lone.backend.prefs()
-                | {"ControlURL": server.url, "WantRunning": True, "LoggedOut": False},
-                "AuthKey": "D",
-            }
-        )
-        await lone.backend.login_interactive()
-        await _until(lambda: _auth_keys(server)[-1] == "D")
-        await lone.engine.close()
-
-
-async def test_s09_an_expired_node_without_a_key_gets_a_url() -> None:
-    async with ControlDouble() as server:
-        lone = await _joined(server)
-
-        async def expired(request: dict[str, Any]) -> dict[str, Any]:
-            if request.get("Followup"):
-                await asyncio.Event().wait()
-            if request["NodeKey"] == str(lone.engine.account.prefs.node_key.public()):  # type: ignore[union-attr]
-                return {"NodeKeyExpired": True}
-            return {"AuthURL": server.url + "/a/1"}
-
-        server.on_register = expired
-        await lone.backend.start({})
-        await _until(lambda: lone.backend.status()["AuthURL"] == server.url + "/a/1")
-        await lone.engine.close()
-
-
-async def test_k05_an_ephemeral_node_stops_in_time_though_control_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ControlDouble() as server:
-        lone = await _joined(server, is_ephemeral=True)
-        assert server.registrations[-1]["Ephemeral"] is True
-        leaving = asyncio.Event()
-
-        async def hang(request: dict[str, Any]) -> dict[str, Any]:
-            if request["Expiry"].startswith("1970"):
-                leaving.set()
-            await asyncio.Event().wait()
-            return {}
-
-        server.on_register = hang
-        monkeypatch.setattr(control, "LOGOUT_TIMEOUT_S", 0.3)
-        async with asyncio.timeout(3.0):
-            await lone.engine.close()
-        assert leaving.is_set(), "the server was told"
-        server.on_register = server._accept
-        again = await _joined(server, is_ephemeral=True)
-        await again.engine.close()
-        assert server.registrations[-1]["Expiry"].startswith("1970")

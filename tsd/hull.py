@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -119,7 +119,7 @@ class DnsConfig:
     empty tuple means "answered by us". `resolvers` are for every other name (empty: the host's own).
     """
 
-    hosts: dict[str, tuple[IPAddress, ...]] = field(default_factory=dict)
+    hosts: Mapping[str, tuple[IPAddress, ...]] = field(default_factory=dict)
     search_domains: tuple[str, ...] = ()
     routes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     resolvers: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from tsd.base.addr import CGNAT, TAILSCALE_ULA, IPAddress, IPPrefix
+from tsd.base.addr import CGNAT, TAILSCALE_ULA, IPPrefix
 from tsd.hull import DnsConfig, LinkState, RouterConfig
 from tsd.netmap.netmap import Diff, Netmap
 from tsd.routes.rules import (
@@ -28,7 +28,6 @@ from tsd.routes.rules import (
     order_of,
     prefix_of,
     router_config,
-    unpacked,
 )
 from tsd.tailcfg.node import Node
 
@@ -42,7 +41,8 @@ class PeerPlan(NamedTuple):
 
     allowed_ips: tuple[AllowedIp, ...]
     name: str
-    addresses: tuple[IPAddress, ...]
+    addresses: tuple[bytes, ...]
+    """4 or 16 bytes each."""
     is_hidden: bool
 
 
@@ -50,51 +50,52 @@ class RouteSet:
     """Routes counted by how many peers want them; single overlay addresses collapse into their range."""
 
     def __init__(self) -> None:
-        self._counts: dict[AllowedIp, int] = {}
-        self._singles = {4: 0, 6: 0}
+        self._singles: dict[int, dict[AllowedIp, int]] = {4: {}, 6: {}}
+        self._others: dict[AllowedIp, int] = {}
         self.version = 0
 
     def add(self, route: AllowedIp) -> None:
-        count = self._counts.get(route, 0)
-        self._counts[route] = count + 1
-        if count == 0:
-            self._note(route, 1)
+        counts = self._counts_of(route)
+        if route in counts:
+            counts[route] += 1
+            return
+        counts[route] = 1
+        # A range that is collapsed already does not change by one more address.
+        if len(counts) <= COLLAPSE_OVER + 1 or counts is self._others:
+            self.version += 1
 
     def remove(self, route: AllowedIp) -> None:
-        count = self._counts.get(route, 0)
+        counts = self._counts_of(route)
+        count = counts.get(route, 0)
         if count > 1:
-            self._counts[route] = count - 1
+            counts[route] = count - 1
         elif count == 1:
-            del self._counts[route]
-            self._note(route, -1)
+            del counts[route]
+            if len(counts) <= COLLAPSE_OVER or counts is self._others:
+                self.version += 1
 
-    def _note(self, route: AllowedIp, change: int) -> None:
-        family = overlay_family(route) if isinstance(route, bytes) else 0
-        if family:
-            before = self._singles[family]
-            self._singles[family] = before + change
-            if before > COLLAPSE_OVER and before + change > COLLAPSE_OVER:
-                return
-        self.version += 1
+    def _counts_of(self, route: AllowedIp) -> dict[AllowedIp, int]:
+        """Single addresses of the overlay's usual ranges are kept by family, all else together."""
+        if isinstance(route, bytes):
+            if len(route) == 4:
+                if route[0] == 100 and route[1] & 0xC0 == 64:
+                    return self._singles[4]
+            elif route.startswith(_ULA_START):
+                return self._singles[6]
+        return self._others
 
     def routes(self) -> list[IPPrefix]:
         ranges: dict[int, IPPrefix] = {4: CGNAT, 6: TAILSCALE_ULA}
-        collapsed = {family for family, count in self._singles.items() if count > COLLAPSE_OVER}
-        kept = [prefix_of(r) for r in self._counts if not collapsed or overlay_family(r) not in collapsed]
-        kept += [ranges[family] for family in sorted(collapsed) if ranges[family] not in self._counts]
-        return sorted(kept, key=order_of)
+        found: dict[IPPrefix, None] = {prefix_of(route): None for route in self._others}
+        for family, singles in self._singles.items():
+            if len(singles) > COLLAPSE_OVER:
+                found[ranges[family]] = None
+            else:
+                found |= dict.fromkeys(prefix_of(route) for route in singles)
+        return sorted(found, key=order_of)
 
 
 _ULA_START = TAILSCALE_ULA.network_address.packed[: TAILSCALE_ULA.prefixlen // 8]
-
-
-def overlay_family(route: AllowedIp) -> int:
-    """4 or 6 for one address of the overlay's usual ranges, else 0."""
-    if not isinstance(route, bytes):
-        return 0
-    if len(route) == 4:
-        return 4 if route[0] == 100 and route[1] & 0xC0 == 64 else 0
-    return 6 if route.startswith(_ULA_START) else 0
 
 
 class Planner:
@@ -107,7 +108,7 @@ class Planner:
         self._link: LinkState | None = None
         self._cache = PrefixCache()
         self._routes = RouteSet()
-        self._hosts: dict[str, tuple[IPAddress, ...]] = {}
+        self._hosts: dict[str, tuple[bytes, ...]] = {}
         self._rivals: dict[str, list[int]] = {}
         """Peers that claim one name, where there are several."""
         self._owners: dict[str, int] = {}
@@ -175,8 +176,7 @@ class Planner:
     def _add(self, node: Node) -> None:
         own = self._cache.packed_of(node)
         allowed = allowed_ips(node, self._wishes, self._cache, own)
-        addresses = tuple([unpacked(raw) for raw in own])
-        peer = PeerPlan(allowed, host_name(node), addresses, offers_hidden_routes(node, self._wishes))
+        peer = PeerPlan(allowed, host_name(node), tuple(own), offers_hidden_routes(node, self._wishes))
         self.peers[node.id] = peer
         for route in allowed:
             self._routes.add(route)

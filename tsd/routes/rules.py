@@ -6,7 +6,7 @@ net/routemanager. `tsd.routes.planner` puts them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
@@ -260,24 +260,50 @@ def _lan_prefixes(link: LinkState | None) -> tuple[IPPrefix, ...]:
     return tuple(sorted(shared, key=order_of))
 
 
-def host_records(
-    netmap: Netmap, peer_hosts: Mapping[str, tuple[IPAddress, ...]], cache: PrefixCache
-) -> dict[str, tuple[IPAddress, ...]]:
+class Hosts(Mapping[str, tuple[IPAddress, ...]]):
+    """Names with their addresses; of thousands, few are ever asked for, so they stay packed until then."""
+
+    def __init__(self, packed: dict[str, tuple[bytes, ...]]) -> None:
+        self._packed = packed
+
+    def __getitem__(self, name: str) -> tuple[IPAddress, ...]:
+        return tuple([unpacked(raw) for raw in self._packed[name]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._packed
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Hosts):
+            return self._packed == other._packed
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return len(self) == len(other) and all(other.get(name) == ips for name, ips in self.items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def host_records(netmap: Netmap, peer_hosts: Mapping[str, tuple[bytes, ...]], cache: PrefixCache) -> Hosts:
     """Names of peers and of ourselves, and control's extra records."""
     hosts = dict(peer_hosts)
     own_name = host_name(netmap.self_node)
     if own_name:
-        hosts[own_name] = cache.addresses_of(netmap.self_node)
+        hosts[own_name] = tuple(cache.packed_of(netmap.self_node))
     for record in netmap.dns.extra_records or ():
         ip = _address(record.value)
         if ip is not None and record.type in ("", "A", "AAAA"):
             name = record.name.rstrip(".").lower()
-            hosts[name] = (*hosts.get(name, ()), ip)
-    return hosts
+            hosts[name] = (*hosts.get(name, ()), ip.packed)
+    return Hosts(hosts)
 
 
 def dns_config(
-    netmap: Netmap, wishes: RouteWishes, hosts: dict[str, tuple[IPAddress, ...]], exit_node: Node | None
+    netmap: Netmap, wishes: RouteWishes, hosts: Mapping[str, tuple[IPAddress, ...]], exit_node: Node | None
 ) -> DnsConfig:
     """Names are answered by us in every case; the rest is for nodes that accept the tailnet's DNS settings."""
     control: DNSConfig = netmap.dns

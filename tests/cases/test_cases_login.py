@@ -108,3 +108,26 @@ async def test_k05_an_ephemeral_node_stops_in_time_though_control_is_slow(monkey
         again = await _joined(server, is_ephemeral=True)
         await again.engine.close()
         assert server.registrations[-1]["Expiry"].startswith("1970")
+
+
+async def test_n24_two_ups_at_once_make_one_node() -> None:
+    """Impatient users and scripts: the second `up` comes while the first is under way."""
+    async with ControlDouble() as server:
+        lone = LoneEngine(control_dial=HostDial())
+        await lone.engine.start()
+        prefs = Prefs(control_url=server.url, want_running=True).to_go()
+
+        async def up(delay_s: float) -> None:
+            await asyncio.sleep(delay_s)
+            await lone.backend.start({"UpdatePrefs": prefs, "AuthKey": "A"})
+            await lone.backend.login_interactive()
+
+        await asyncio.gather(*(up(n * 0.01) for n in range(4)))
+        await _until(lambda: lone.engine.account.state in (State.STARTING, State.RUNNING))
+        await asyncio.sleep(0.3)
+        accepted = {request["NodeKey"] for request in server.registrations}
+        key = lone.engine.account.prefs.node_key
+        assert key is not None and server.polls[-1]["NodeKey"] == str(key.public()) and str(key.public()) in accepted
+        assert len(lone.backend.profiles()) == 1
+        assert lone.backend.status()["Self"]["PublicKey"] == str(key.public())
+        await lone.engine.close()

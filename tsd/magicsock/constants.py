@@ -18,7 +18,7 @@ CALL_WAITS_S = 2.0
 CALL_GAP_S = 5.0
 """Ours: between two calls to a peer without any candidate."""
 PING_BACK_GAP_S = 0.02
-"""Ours: while there is no trusted path, a ping from an address is answered with one of our own this often."""
+"""Ours: while there is no trusted path, a ping is answered with one of our own when the last one was lost."""
 UNANSWERED_S = 12.0
 """Ours (W09): WireGuard answers within 10 s by a passive keepalive; more silence than this withdraws trust."""
 SHUNNED_S = 8.0

@@ -378,8 +378,9 @@ class Magicsock:
             return
         candidate.last_ping_from = now
         is_wanted = now > peer.trust_until and now - peer.last_send <= c.SESSION_ACTIVE_S
-        if is_wanted and now - candidate.last_ping >= c.PING_BACK_GAP_S and self._discovery.is_udp_allowed:
-            # Its firewall and ours are open now, whatever became of our last ping.
+        is_open = candidate.last_ping == NEVER or candidate.last_pong < candidate.last_ping
+        if is_wanted and is_open and now - candidate.last_ping >= c.PING_BACK_GAP_S and self._discovery.is_udp_allowed:
+            # Its firewall and ours are open now; what we sent before was lost.
             self._ping(peer, source, now)
 
     def _on_pong(self, peer: PeerState, sent: SentPing, source: AddrPort | DerpSource, now: float) -> None:

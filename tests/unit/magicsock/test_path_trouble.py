@@ -216,6 +216,9 @@ def test_w09_a_path_that_the_peer_fled_is_left_until_data_passed_it():
     assert bench.sock.route(0, bench.now) == Route(A4, 0)
     pass_pongs(bench, 15, by_relay=True)
     assert bench.sock.route(0, bench.now) == Route(None, 5)
+    bench.out()
+    bench.say(messages.Ping(bytes(12)), A4)
+    assert [type(m) for _, m in bench.opened()] == [messages.Pong], "two that suspect a path would ping for ever"
     probes = pass_pongs(bench, 60, by_relay=True)
     assert 3 <= len(probes) <= 5 and set(probes) == {DataProbeWanted(0, A4)}
     assert bench.sock.route(0, bench.now) == Route(None, 5)

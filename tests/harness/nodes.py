@@ -60,8 +60,13 @@ class Node:
 
     def start(self) -> Node:
         self.launch()
-        wait_for(lambda: self.socket.exists() and self.answers(), 30, f"{self.name}'s socket")
+        wait_for(self._is_up, 60, f"{self.name}'s socket")
         return self
+
+    def _is_up(self) -> bool:
+        if self.process is not None and not self.process.is_running:
+            raise RuntimeError(f"{self.name} ended:\n{self.tail()}")
+        return self.socket.exists() and self.answers()
 
     def answers(self) -> bool:
         return self.call("status", "--json", check=False).returncode == 0

@@ -205,6 +205,7 @@ async def test_d13_upstreams_are_read_anew(tmp_path: Any) -> None:
 
 def test_d14_search_domains_of_every_kind() -> None:
     wanted = ("", ".", "example.ts.net", "example.ts.net.", *(f"d{n}.example" for n in range(40)), "x" * 300)
+    wanted += ("a b", "evil\nnameserver 203.0.113.66", "tab\t", "\x00")
     node = Node(id=1, name="self.tn.example.", addresses=("100.64.0.1/32",))
     plan = derive(Netmap(node, dns=DNSConfig(proxied=True, domains=wanted)), RouteWishes())
     assert plan.dns.search_domains[:2] == ("example.ts.net", "d0.example")

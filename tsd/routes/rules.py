@@ -343,12 +343,16 @@ def exit_node_resolvers(exit_node: Node | None) -> tuple[str, ...]:
 
 
 def _search_domains(domains: Iterable[str]) -> tuple[str, ...]:
-    """Without empties, trailing dots and repetitions."""
-    return tuple(dict.fromkeys(d.strip(".") for d in domains if d.strip(".") and len(d) <= 253))
+    """Without empties, trailing dots, repetitions, and what would not be one word in a resolver's file."""
+    return tuple(dict.fromkeys(d.strip(".") for d in domains if d.strip(".") and len(d) <= 253 and _is_word(d)))
+
+
+def _is_word(text: str) -> bool:
+    return text.isprintable() and " " not in text
 
 
 def upstreams(resolvers: Iterable[Resolver]) -> tuple[str, ...]:
-    return tuple(resolver.addr for resolver in resolvers if resolver.addr)
+    return tuple(resolver.addr for resolver in resolvers if resolver.addr and _is_word(resolver.addr))
 
 
 def _address(text: str) -> IPAddress | None:

@@ -54,7 +54,7 @@ def machine() -> dict[str, Any]:
 
 
 def python_loop_ms() -> float:
-    """The best of three fixed loops: how fast this machine is just now. 30 ms where the bars were set."""
+    """The best of three fixed loops: how fast this machine is just now (milliseconds in rows depend on it)."""
     best = float("inf")
     for _ in range(3):
         started = time.perf_counter()

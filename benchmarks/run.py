@@ -22,7 +22,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("", "pl
 
 from benchmarks import connections, idle, netmap, relay, restart, status, stream  # noqa: E402
 from benchmarks.bed import Bed, running_bed  # noqa: E402
-from benchmarks.report import Row, load_now, print_table, write_json  # noqa: E402
+from benchmarks.report import Row, load_now, print_table, python_loop_ms, write_json  # noqa: E402
 
 MEASURES: dict[str, Callable[[Bed, int], list[Row]]] = {
     "idle": idle.measure,
@@ -86,6 +86,7 @@ def main() -> int:
         rows += attempt("netmap", lambda: netmap.measure(options.runs), failed)
     if rows:
         print_table(rows)
+        print(f"this machine now: load {load_now():.1f}, a fixed Python loop takes {python_loop_ms():.0f} ms")
         write_json(rows, options.json, peer=peer, runs=options.runs, boosted=options.boost)
         print(f"written: {options.json}")
     return 1 if failed or any(row.verdict == "MISSED" for row in rows) else 0

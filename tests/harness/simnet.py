@@ -42,8 +42,8 @@ class Link:
     udp_blocked: bool = False
     is_up: bool = True
     """False: everything is lost on the way, and nobody is told."""
-    scrubs: Callable[[bytes], bool] | None = None
-    """A box on the way that swallows some datagrams."""
+    scrubs: Callable[[bytes, bool], bool] | None = None
+    """A box on the way that swallows some datagrams; called with each, and whether it is inbound for this host."""
 
 
 @dataclass(slots=True, eq=False)
@@ -272,13 +272,13 @@ class SimNet:
     def _fate(self, sender: Host, source: AddrPort, data: bytes, to: AddrPort) -> tuple[Any, ...] | None:
         """(host, port, source, delay) of one datagram; None when it is lost. Also writes the trace."""
         now, link = self.loop.time(), sender.link
-        fate: tuple[Host, int, AddrPort] | str = self._lost_at(link, data)
+        fate: tuple[Host, int, AddrPort] | str = self._lost_at(link, data, is_inbound=False)
         if not fate:
             fate = self.way(sender, source, to)
         if not isinstance(fate, str):
             target, port, _ = fate
             blocked = "blocked port" if ("udp", port) in target.blocked else ""
-            reason = blocked or self._lost_at(target.link, data)
+            reason = blocked or self._lost_at(target.link, data, is_inbound=True)
             self.trace.datagram(now, sender.name, target.name, data, reason)
             if reason:
                 return None
@@ -291,10 +291,10 @@ class SimNet:
         self.trace.datagram(now, sender.name, str(to), data, fate)
         return None
 
-    def _lost_at(self, link: Link, data: bytes) -> str:
+    def _lost_at(self, link: Link, data: bytes, *, is_inbound: bool) -> str:
         if link.udp_blocked or not link.is_up:
             return "blocked" if link.is_up else "link is cut"
-        if link.scrubs is not None and link.scrubs(data):
+        if link.scrubs is not None and link.scrubs(data, is_inbound):
             return "scrubbed"
         return "lost" if self._happens(link.loss) else ""
 

@@ -146,6 +146,11 @@ class SimNode:
             task = self.tailnet.loop.create_task(work)
         return await task
 
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Call something on this node's host."""
+        with self.tailnet.net.on(self.host):
+            return function(*args)
+
     # -- what a test asks --------------------------------------------------------------------------------------
 
     @property

@@ -13,9 +13,10 @@ datagrams as a sequence diagram.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine
-from ipaddress import ip_address
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,9 +142,10 @@ class SimTailnet:
         """Wait in virtual time; returns how long it took."""
         began = self.loop.time()
         while not condition():
-            if self.loop.time() - began > timeout_s:
+            took_s = self.loop.time() - began
+            if took_s > timeout_s:
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what or condition}")
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(max(POLL_S, took_s / 100))
         return self.loop.time() - began
 
     async def every(self, period_s: float, seconds: float, action: Callable[[int], Any]) -> None:
@@ -154,6 +156,35 @@ class SimTailnet:
                 await result
             await asyncio.sleep(period_s)
 
+    def assert_no_storm(self) -> None:
+        """What no scenario may lead to: pings or handshakes by the hundred."""
+        seconds = self.loop.time() - 1000.0
+        for node in self.members.values():
+            allowed = 100 + 1.5 * seconds * max(1, len(self.members) - 1)
+            for what in ("disco ping", "disco pong", "wg init", "wg resp"):
+                sent = self.net.trace.sent(node.name, what)
+                assert sent < allowed, f"{node.name} sent {sent} x {what} in {seconds:.0f} s"
+
+
+class _Errors(logging.Handler):
+    """Keeps what was logged as an error: no scenario may lead to one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+        self._formatter = logging.Formatter("%(name)s: %(message)s")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self._formatter.format(record))
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        logging.getLogger().addHandler(self)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(self)
+
 
 Scenario = Callable[[SimTailnet], Coroutine[Any, Any, T]]
 
@@ -161,21 +192,20 @@ Scenario = Callable[[SimTailnet], Coroutine[Any, Any, T]]
 def run_sim(scenario: Scenario[T], folder: Path, seed: int = 1, **options: Any) -> T:
     """Run a scenario to its end in virtual time. `options` are those of `SimTailnet`."""
     seed = int(os.environ.get("TSD_SIM_SEED", seed))
+    errors = _Errors()
 
     async def main() -> T:
         net = SimTailnet(folder, seed, **options)
         try:
             await net.start()
             result = await scenario(net)
+            net.assert_no_storm()
             await net.close()
+            assert not errors.texts, "errors were logged:\n" + "\n".join(errors.texts[:5])
         except BaseException as err:
             err.add_note(f"seed {seed}; the last datagrams, at {net.loop.time():.3f}:\n{net.net.trace.diagram()}")
             raise
         return result
 
-    with asyncio.Runner(loop_factory=SimLoop) as runner:
+    with errors.listening(), asyncio.Runner(loop_factory=SimLoop) as runner:
         return runner.run(main())
-
-
-def parse_ips(*texts: str) -> list[Any]:
-    return [ip_address(text) for text in texts]

@@ -73,15 +73,27 @@ class Tailnet:
 
     def block_udp(self, is_blocked: bool) -> None:
         """Between a and c only: STUN and relay stay."""
-        for source in ("a", "c"):
-            other = self.lab.address(f"{self.lab.prefix}-{'c' if source == 'a' else 'a'}")
-            words = ("INPUT", "-p", "udp", "-s", other, "-j", "DROP")
-            self.lab.run(f"{self.lab.prefix}-{source}", "iptables", "-A" if is_blocked else "-D", *words)
+        a, c = f"{self.lab.prefix}-a", self.c_host
+        for host, other in ((a, c), (c, a)):
+            self._firewall(
+                host, "no_udp", f"input ip saddr {self.lab.address(other)} meta l4proto udp drop", is_blocked
+            )
 
     def block_relay(self, is_blocked: bool) -> None:
         """Of c; it is silently dropped, so its connection lives on."""
-        words = ("OUTPUT", "-p", "tcp", "--dport", str(DERP_PORT), "-j", "DROP")
-        self.lab.run(self.c_host, "iptables", "-A" if is_blocked else "-D", *words)
+        self._firewall(self.c_host, "no_relay", f"output tcp dport {DERP_PORT} drop", is_blocked)
+
+    def _firewall(self, host: str, table: str, rule: str, is_blocked: bool) -> None:
+        hook = rule.partition(" ")[0]
+        lines = [f"add table inet {table}", f"delete table inet {table}"]
+        if is_blocked:
+            lines = [
+                f"add table inet {table}",
+                f"add chain inet {table} {hook} {{ type filter hook {hook} priority 0; }}",
+            ]
+            lines.append(f"add rule inet {table} {rule}")
+        for line in lines:
+            self.lab.run(host, "nft", line)
 
     def fetch(self, path: str, *flags: str, family: int = 4, via: str = "socks", timeout_s: float = 30.0) -> bytes:
         """From a, through its proxies, from c's site."""

@@ -81,10 +81,11 @@ def _clean_hostinfo(out: Json, has_hostinfo: bool) -> None:
     if not has_hostinfo or not isinstance(hostinfo, dict):
         out.pop("Hostinfo", None)
         return
+    # As the node itself wrote it: nulls may be anywhere.
     if hostinfo.get("RoutableIPs"):
-        hostinfo["RoutableIPs"] = good_prefixes(hostinfo["RoutableIPs"])
+        hostinfo["RoutableIPs"] = good_prefixes(text for text in hostinfo["RoutableIPs"] if text is not None)
     if hostinfo.get("Services"):
-        hostinfo["Services"] = [one for one in hostinfo["Services"] if 0 <= one.get("Port", 0) <= 65535]
+        hostinfo["Services"] = [one for one in hostinfo["Services"] if one and 0 <= (one.get("Port") or 0) <= 65535]
 
 
 def _is_base64(text: str) -> bool:

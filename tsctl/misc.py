@@ -71,6 +71,9 @@ def version_command(context: ctx.Context) -> Command:
         if not parsed.flag("daemon"):
             ctx.out(version)
             ctx.out(f"  python version: {sys.version.split()[0]}\n  capability version: {CAPABILITY_VERSION}")
+            running = _pump_of_daemon(context)
+            if running:
+                ctx.out(f"  packet pump of the daemon: {running}")
             return
         ctx.out(f"Client: {version}\n  python version: {sys.version.split()[0]}")
         ctx.out(f"Daemon: {status.get('Version')}")
@@ -78,6 +81,14 @@ def version_command(context: ctx.Context) -> Command:
             ctx.out(f"  packet pump: {pump}")
 
     return Command("version", "Show versions", run, flags=flags)
+
+
+def _pump_of_daemon(context: ctx.Context) -> str:
+    """ "" when no daemon answers, or when it is not tsd."""
+    try:
+        return str(context.client.status(with_peers=False).get(STATUS_PUMP) or "")
+    except Failure:
+        return ""
 
 
 def _version_json(version: str, status: dict[str, Any], pump: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import time
 
 from tsctl import context as ctx
 from tsctl.goflags import Command, Failure, Flag, Parsed
-from tsd.localapi.schema import RUNNING, STARTING, STOPPED
+from tsd.localapi.schema import RUNNING, STARTING, STATUS_PUMP, STOPPED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def _print_text(context: ctx.Context, status: dict[str, Any], parsed: Parsed) ->
     if hides_some:
         ctx.out("\n# Some exit nodes are not shown; `tsctl exit-node list` shows all of them.")
     _print_health(status)
+    _print_pump(status)
     if status.get("BackendState") in (RUNNING, STARTING):
         _print_funnel(context)
 
@@ -205,6 +206,12 @@ def _print_health(status: dict[str, Any], said_already: tuple[str, ...] = ()) ->
         ctx.out("\n# Health check:")
         for text in health:
             ctx.out("#     - " + text.replace("\n", "\n#       "))
+
+
+def _print_pump(status: dict[str, Any]) -> None:
+    """Only tsd says which pump moves its packets."""
+    if status.get(STATUS_PUMP):
+        ctx.out(f"\n# Packet pump: {status[STATUS_PUMP]}")
 
 
 def _print_funnel(context: ctx.Context) -> None:

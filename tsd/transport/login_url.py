@@ -10,6 +10,7 @@ from tsd.base.addr import parse_ip
 from tsd.base.errors import ConfigError, DecodeError
 
 _PRIVATE_V4 = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8"))
+_HOST_MARKS = "-._:%"
 _PRIVATE_V6 = (IPv6Network("fc00::/7"), IPv6Network("::1/128"))
 
 
@@ -57,6 +58,10 @@ def parse_login_server(text: str) -> LoginServer:
     except ValueError:
         raise ConfigError(f"login server {text!r}: the port is not a number up to 65535") from None
     host = split.hostname.rstrip(".")
+    if not host or not all(char.isalnum() or char in _HOST_MARKS for char in host):
+        raise ConfigError(f"login server {text!r}: {host!r} is not a host name")
+    if not all(char.isprintable() and not char.isspace() for char in split.path):
+        raise ConfigError(f"login server {text!r}: the path has blanks or control characters in it")
     plain, tls = _ports(scheme, host, port)
     path = split.path.rstrip("/")
     return LoginServer(scheme, host, port or (443 if scheme == "https" else 80), path, plain, tls)

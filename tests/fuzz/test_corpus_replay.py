@@ -1,7 +1,6 @@
 """Every fuzz target runs over its committed corpus, and over each file cut short and with a byte flipped.
 
-Targets are functions `fuzz_NAME(data)` in `targets/*.py`; corpora are folders `corpus/NAME`. To search for more with
-atheris, hand a target to `atheris.Setup` and give the corpus folder on the command line.
+Targets are functions `fuzz_NAME(data)` in `targets/*.py`; corpora are folders `corpus/NAME`. `run.py` searches for more.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _allocated(nodes: list[SimNode]) -> int:
 
 def _initiations(node: SimNode) -> list[int]:
     """Wall times of all initiations that a node makes from now on."""
-    source = node.engine._tai64n
+    source = node.engine._stamps.source
     made: list[int] = []
     stamp = source.stamp
 

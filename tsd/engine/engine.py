@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsd.base.addr import AddrPort, IPAddress, parse_ip, parse_number
+from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.errors import DecodeError, StateError, TsdError
@@ -35,6 +35,7 @@ from tsd.engine.profiles import Profiles
 from tsd.engine.reach import Reach, ReachEvents
 from tsd.engine.resolver import Resolver
 from tsd.engine.sockets import OpenUdp
+from tsd.engine.stamps import StampStore
 from tsd.engine.states import State
 from tsd.engine.tailnet import Tailnet
 from tsd.hull import Frame, Hull, Stream
@@ -46,12 +47,9 @@ from tsd.tailcfg.register import RegisterResponse
 from tsd.transport.control import ControlClient
 from tsd.transport.derp import DerpOptions
 from tsd.transport.dial import Dial
-from tsd.wireguard.tai64n import Tai64nSource
 
 log = logging.getLogger(__name__)
 
-TAI64N_KEY = "_tsd-tai64n"
-TAI64N_STRIDE_NS = 3600 * 10**9
 PING_TIMEOUT_S = 10.0
 
 
@@ -118,8 +116,7 @@ class Engine:
         self.control: ControlSession | None = None
         self.is_control_connected = False
         self.control_error = ""
-        self._tai64n = Tai64nSource(self._stored_tai64n())
-        self._tai64n_stored_ns = self._tai64n.last_ns
+        self._stamps = StampStore(options.hull.store, self._clock.wall_ns(), self._on_store_trouble)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._health_timer: asyncio.TimerHandle | None = None
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -152,6 +149,7 @@ class Engine:
             await self.control.logout()
         self.account.close()
         self._drop_plane()
+        self._stamps.save()
         self.reach.close()
         self.bus.close()
         for timer in (self._health_timer, self._expiry_timer):
@@ -259,7 +257,7 @@ class Engine:
             clock=self._clock,
             entropy=self.options.entropy,
             new_core=self.options.new_core,
-            tai64n=self._tai64n,
+            tai64n=self._stamps.source,
             disco_private=self.disco_private,
             derp=self.options.derp,
             never_direct_udp=self.options.never_direct_udp,
@@ -272,7 +270,7 @@ class Engine:
             on_relay=self._on_relay,
             on_relay_health=self._on_relay_health,
             on_session=self._on_session,
-            on_handshake_sent=self._store_tai64n,
+            on_handshake_sent=self._stamps.note_used,
         )
         self.plane = plane = Plane(node_key, options, self.tailnet.peers, self.reach.sockets, told)
         plane.datapath.intercept = self.pings.intercept
@@ -311,6 +309,7 @@ class Engine:
 
     def _on_home(self, region: int) -> None:
         self.health.set_if("no-derp-home", region == 0)
+        self.health.clear("no-derp-connection")
         self.account.update_state()
         self.report_self()
 
@@ -407,21 +406,8 @@ class Engine:
         self.tailnet.expire_peers()
         self.arm_expiry()
 
-    def _stored_tai64n(self) -> int:
-        """When the clock went back, stamps that were given out after the last write must be jumped over too."""
-        raw = self._hull.store.get(TAI64N_KEY)
-        stored_ns = parse_number((raw or b"").decode("latin-1"), (1 << 63) - 1) or 0
-        return stored_ns if self._clock.wall_ns() >= stored_ns else stored_ns + TAI64N_STRIDE_NS
-
-    def _store_tai64n(self) -> None:
-        """At most once an hour, to spare flash memory."""
-        if self._tai64n.last_ns < self._tai64n_stored_ns + TAI64N_STRIDE_NS and self._tai64n_stored_ns:
-            return
-        self._tai64n_stored_ns = self._tai64n.last_ns
-        try:
-            self._hull.store.put(TAI64N_KEY, str(self._tai64n.last_ns).encode())
-        except TsdError as err:
-            self.health.set("state-store-write", error=err)
+    def _on_store_trouble(self, err: TsdError) -> None:
+        self.health.set("state-store-write", error=err)
 
     # --- PingHost, NameSource, PeerApiHost
 

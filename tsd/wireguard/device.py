@@ -138,6 +138,8 @@ class WireGuard:
         if peer is not None:
             self._drop_keys(peer)
             peer.handshake_sent_at = -NEVER
+            # Its clock may have gone back, and control vouches for the restart (upstream makes a new peer object).
+            peer.last_stamp = b""
 
     def has_peer(self, handle: int) -> bool:
         return handle in self._peers

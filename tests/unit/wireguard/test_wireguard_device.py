@@ -443,3 +443,15 @@ def test_a_peer_that_the_relay_does_not_know_yet_is_asked_again_soon_but_once() 
         wire.advance(0.5)
     times = [at - wire.log[0][0] for at, _, kind in wire.log if kind == INITIATION]
     assert times[:2] == [0.0, pytest.approx(1.0)] and len(times) == 3 and times[2] > 6.0
+
+
+def test_a_peer_that_restarted_with_an_older_clock_is_answered() -> None:
+    wire = established()
+    wire.a.wg.remove_peer(1)
+    wire.a.add_peer(1, wire.b)
+    wire.a.tai64n.last_ns = 0
+    wire.clock._wall_ns -= 10**15
+    wire.b.wg.restart_peer(2)
+    wire.a.send(wire.a.udp_to(wire.b))
+    wire.run()
+    assert wire.b.wg.drops["old_timestamp"] == 0 and len(wire.b.received) == 2

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from hmac import compare_digest
 
 from nacl.bindings import (
@@ -95,3 +96,8 @@ class CookieGuard:
         cookie = keyed_mac(self._secret, source)
         sealed = crypto_aead_xchacha20poly1305_ietf_encrypt(cookie, mac1, nonce, self._cookie_key)
         return CookieReply(int.from_bytes(datagram[4:8], "little"), nonce, sealed).encode()
+
+
+def source_bytes(source: Hashable | None) -> bytes:
+    """What a cookie is bound to. Only we read it, so any stable form will do."""
+    return b"" if source is None else repr(source).encode()

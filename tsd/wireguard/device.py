@@ -5,8 +5,9 @@ be unknown until their initiation names them, the response goes out on the peer'
 source, a priority message opens each new session. Transport data is the business of the `Core`; paths, allowed IPs
 and the storing of `Tai64nSource.last_ns` are the engine's.
 
-Differences, both compatible: our own unanswered initiation survives when the peer initiates at the same moment (so
-crossing handshakes end in a session at once), and a retry is armed when a session is wanted within 5 s of a response.
+Differences, all compatible: our own unanswered initiation survives when the peer initiates at the same moment (so
+crossing handshakes end in a session at once), a retry is armed when a session is wanted within 5 s of a response, and
+retries come early when the engine knows better (`retry`, `not_delivered`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tsd.wireguard.constants import (
     RESPONSE_BYTES,
     ZERO_KEYS_S,
 )
-from tsd.wireguard.cookie import CookieGuard
+from tsd.wireguard.cookie import CookieGuard, source_bytes
 from tsd.wireguard.events import (
     HandshakeCompleted,
     HandshakeFailed,
@@ -138,8 +139,7 @@ class WireGuard:
         if peer is not None:
             self._drop_keys(peer)
             peer.handshake_sent_at = -NEVER
-            # Its clock may have gone back, and control vouches for the restart (upstream makes a new peer object).
-            peer.last_stamp = b""
+            peer.last_stamp = b""  # its clock may have gone back
 
     def has_peer(self, handle: int) -> bool:
         return handle in self._peers
@@ -251,7 +251,7 @@ class WireGuard:
             return False
         if not self._load.is_loaded(now):
             return True
-        where = _source_bytes(source)
+        where = source_bytes(source)
         if not self._guard.is_mac2_valid(datagram, where, now):
             self.drops.add("cookie_demanded")
             if source is not None:
@@ -495,8 +495,3 @@ class WireGuard:
     def _log_keys(self, peer: Peer, ephemeral: bytes) -> None:
         if self._write_keylog is not None:
             self._write_keylog(keylog.lines(self._identity.private, peer.public.raw, ephemeral, peer.psk))
-
-
-def _source_bytes(source: Hashable | None) -> bytes:
-    """What a cookie is bound to. Only we read it, so any stable form will do."""
-    return b"" if source is None else repr(source).encode()

@@ -451,6 +451,7 @@ def test_a_peer_that_restarted_with_an_older_clock_is_answered() -> None:
     wire.a.add_peer(1, wire.b)
     wire.a.tai64n.last_ns = 0
     wire.clock._wall_ns -= 10**15
+    wire.advance(1)
     wire.b.wg.restart_peer(2)
     wire.a.send(wire.a.udp_to(wire.b))
     wire.run()

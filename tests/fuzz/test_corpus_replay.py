@@ -1,6 +1,6 @@
 """Every fuzz target runs over its committed corpus, and over each file cut short and with a byte flipped.
 
-Targets are functions `fuzz_NAME(data)` in `targets/*.py`; corpora are folders `corpus/NAME`. `run.py` searches for more.
+Targets are functions `fuzz_NAME(data)` in `targets/*.py`; corpora are folders `corpus/NAME`. `run.py` searches.
 """
 
 from __future__ import annotations

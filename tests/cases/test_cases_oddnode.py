@@ -115,3 +115,20 @@ def test_n13_a_key_in_another_spelling_is_the_same_key() -> None:
     if not answer.error:
         client.node_key = client.node_key.lower()
         assert client.record is not None
+
+
+def test_n16_nodes_and_keys_that_come_and_go_leave_nothing_behind() -> None:
+    """CI churn: a one-off key and an ephemeral node for each run, some deleted by hand, some reaped."""
+    net = Tailnet()
+    for number in range(1030):
+        client = Client(net, f"run{number}")
+        assert client.register(net.auth_key(ephemeral=True)) is not None
+        if number % 2:
+            record = client.record
+            assert record is not None
+            net.admin.delete(str(record.id), net.moment())
+            net.drain()
+    net.run(4 * 3600.0)
+    assert net.coordinator.registry.nodes == {} and net.store["nodes"] == {}
+    assert len(net.store["auth_keys"]) == len(net.coordinator.registry.auth_keys) <= 1001
+    assert len(net.coordinator._contact) == 0

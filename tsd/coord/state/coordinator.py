@@ -231,6 +231,8 @@ class Coordinator:
     def _on_save(self, _subject: int, moment: Moment) -> None:
         self.registry.save_later_changes()
         self.registration.expire_pending(moment.now)
+        if len(self._contact) > len(self.registry.nodes):
+            self._contact = {one: at for one, at in self._contact.items() if one in self.registry.nodes}
         self._arm("save", 0, moment.now + self.config.save_delay_s)
 
     # Details of updates

@@ -25,6 +25,8 @@ from tsd.coord.state.visibility import PrimaryRoutes, Visibility
 
 log = logging.getLogger("tsd.coord")
 
+MAX_KEPT_KEYS = 1000
+
 
 class Change:
     """How a node changed, as bits; plain integers, because every poll is noted for every change."""
@@ -124,6 +126,16 @@ class Registry:
     def save_key(self, auth_key: AuthKey) -> None:
         self.auth_keys[auth_key.id] = auth_key
         self.outputs.append(Save("auth_keys", auth_key.id, msgspec.json.encode(auth_key)))
+        if len(self.auth_keys) > MAX_KEPT_KEYS:
+            self._forget_a_spent_key()
+
+    def _forget_a_spent_key(self) -> None:
+        """Machines that make a key for every node would fill the store; the oldest that lets nobody in goes."""
+        spent = (one for one in self.auth_keys.values() if one.revoked or (one.uses and not one.reusable))
+        oldest = min(spent, key=lambda one: one.id, default=None)
+        if oldest is not None:
+            del self.auth_keys[oldest.id]
+            self.outputs.append(Save("auth_keys", oldest.id, None))
 
     def login_name(self, user_id: int) -> str:
         if user_id == TAGGED_USER_ID:

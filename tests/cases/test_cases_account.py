@@ -13,10 +13,10 @@ from tsd.base.errors import StateError
 from tsd.base.keys import NodePrivate
 from tsd.daemon.flags import parse
 from tsd.daemon.statefiles import open_state
-from tsd.engine.edits import edit
-from tsd.engine.health import Health
-from tsd.engine.prefs import Persist, Prefs, UserProfile
-from tsd.engine.profiles import Profiles
+from tsd.engine.account.edits import edit
+from tsd.engine.account.prefs import Persist, Prefs, UserProfile
+from tsd.engine.account.profiles import Profiles
+from tsd.engine.report.health import Health
 from tsplatform import fsync
 from tsplatform.links import LinkWatcher
 from tsplatform.state_file import FileStore, MemoryStore

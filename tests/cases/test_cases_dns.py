@@ -17,7 +17,7 @@ from harness.loneengine import lone_engine, peer_json
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.dns import wire as codec
 from tsd.dns.zone import Zone
-from tsd.engine.resolver import Resolver
+from tsd.engine.names.resolver import Resolver
 from tsd.hull import DnsConfig
 from tsd.netmap.netmap import Netmap
 from tsd.routes.derive import RouteWishes, derive

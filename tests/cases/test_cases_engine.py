@@ -16,7 +16,7 @@ from tsd.base.addr import parse_ip
 from tsd.base.clock import ManualClock
 from tsd.base.errors import TsdError
 from tsd.disco.box import is_disco
-from tsd.engine.states import State
+from tsd.engine.account.states import State
 from tsd.hull import LinkState
 from tsd.packet.build import icmp_echo_request
 from tsd.tailcfg.mapresponse import decode_map_response

@@ -10,9 +10,9 @@ import pytest
 
 from harness.control_double import ControlDouble
 from harness.loneengine import LoneEngine
-from tsd.engine import control
-from tsd.engine.prefs import Prefs
-from tsd.engine.states import State
+from tsd.engine.account.prefs import Prefs
+from tsd.engine.account.states import State
+from tsd.engine.control import session as control
 from tsd.transport.dial import HostDial
 
 

@@ -20,8 +20,8 @@ from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ControlError
 from tsd.base.keys import DiscoPrivate, NodePrivate
 from tsd.dataplane.reference import ReferenceCore
+from tsd.engine.control.hostinfo import HostFacts
 from tsd.engine.engine import Engine, EngineOptions
-from tsd.engine.hostinfo import HostFacts
 from tsd.hull import Hull, StateStore
 from tsd.localapi.engine_backend import EngineBackend
 from tsd.tailcfg.derpmap import DERPNode, DERPRegion

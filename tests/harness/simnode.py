@@ -12,11 +12,11 @@ from harness.simnet import Host, SimUdp
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError, HullError, TsdError
 from tsd.base.keys import NodePrivate
+from tsd.engine.account.states import State
+from tsd.engine.control.hostinfo import HostFacts
 from tsd.engine.engine import Engine, EngineOptions
-from tsd.engine.hostinfo import HostFacts
+from tsd.engine.path.sockets import OnBatch, OnError, Udp
 from tsd.engine.peers import Peer
-from tsd.engine.sockets import OnBatch, OnError, Udp
-from tsd.engine.states import State
 from tsd.hull import Hull, Stream
 from tsd.localapi.engine_backend import EngineBackend
 from tsd.magicsock.types import PathInfo
@@ -102,7 +102,7 @@ class SimNode:
         self.starts = 0
         self._port = port
         self._options = options
-        self._is_up = False
+        self.is_up = False
         self._addresses: dict[int, IPAddress] = {}
 
     # -- the daemon --------------------------------------------------------------------------------------------
@@ -112,13 +112,13 @@ class SimNode:
         with self.tailnet.net.on(self.host):
             self.engine = Engine(self._engine_options())
             self.backend = EngineBackend(self.engine)
-        self._is_up = True
+        self.is_up = True
         await self.run(self.engine.start())
 
     async def stop(self) -> None:
         """SIGTERM, or SIGKILL as far as others can tell. The kernel closes what is left open."""
-        if self._is_up:
-            self._is_up = False
+        if self.is_up:
+            self.is_up = False
             await self.run(self.engine.close())
             self.host.cut_streams()
             await asyncio.sleep(0)
@@ -129,7 +129,7 @@ class SimNode:
 
     async def join(self, auth_key: str, **prefs: Any) -> None:
         """As `tsctl up --auth-key`; returns when the node is Running."""
-        if not self._is_up:
+        if not self.is_up:
             await self.start()
         await self.up(auth_key, **prefs)
         await self.tailnet.until(lambda: self.state is State.RUNNING, what=f"{self.name} Running")

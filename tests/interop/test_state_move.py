@@ -12,8 +12,8 @@ import pytest
 from tsd.base.clock import SystemClock
 from tsd.base.entropy import system_entropy
 from tsd.base.keys import NodePrivate
-from tsd.engine.prefs import Persist, Prefs, UserProfile
-from tsd.engine.profiles import NetworkProfile, Profiles
+from tsd.engine.account.prefs import Persist, Prefs, UserProfile
+from tsd.engine.account.profiles import NetworkProfile, Profiles
 from tsplatform.state_file import FileStore
 
 pytestmark = [pytest.mark.root, pytest.mark.peers]

@@ -12,7 +12,7 @@ from harness.simnat import Nat
 from harness.simnode import SimNode
 from harness.simtailnet import SimTailnet, run_sim
 from harness.simtalk import Sink, Talk, content, transfer
-from tsd.engine.states import State
+from tsd.engine.account.states import State
 
 Change = Callable[[SimTailnet, SimNode], Awaitable[None]]
 

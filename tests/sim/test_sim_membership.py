@@ -9,7 +9,7 @@ import pytest
 
 from harness.simtailnet import SimTailnet, run_sim
 from harness.simtalk import Talk, echo, echo_service
-from tsd.engine.states import State
+from tsd.engine.account.states import State
 from tsplatform.state_file import MemoryStore
 
 OPEN = '{"acls": [{"action": "accept", "src": ["*"], "dst": ["*:*"]}]}'

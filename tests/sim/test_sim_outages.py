@@ -11,7 +11,7 @@ import pytest
 from harness.simcoord import CONTROL_PORT, RELAY_PORT, STUN_PORT
 from harness.simtailnet import SimTailnet, run_sim
 from harness.simtalk import Talk
-from tsd.engine.states import State
+from tsd.engine.account.states import State
 from tsd.tailcfg.derpmap import DERPMap
 
 

@@ -14,7 +14,7 @@ from harness.simnode import SimNode
 from harness.simtailnet import SimTailnet, run_sim
 from tsd.dataplane.pump import Core
 from tsd.dataplane.reference import ReferenceCore
-from tsd.engine.states import State
+from tsd.engine.account.states import State
 
 DIRECT = {
     "P": "PAEFHX",

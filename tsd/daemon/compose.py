@@ -22,9 +22,9 @@ from tsd.daemon.debugserver import DebugServer
 from tsd.daemon.flags import Settings
 from tsd.daemon.logsetup import LogTap, announce_http_proxy, announce_socks5
 from tsd.daemon.statefiles import OpenedState
+from tsd.engine.account.states import State
 from tsd.engine.engine import Engine, EngineOptions
-from tsd.engine.sockets import host_udp
-from tsd.engine.states import State
+from tsd.engine.path.sockets import host_udp
 from tsd.hull import DatagramPort, Hull, Stream
 from tsd.localapi.engine_backend import EngineBackend
 from tsd.localapi.server import LocalApiServer

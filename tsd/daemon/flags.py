@@ -1,7 +1,7 @@
 """The daemon's settings: flags, environment and configuration file, read once and frozen.
 
 tailscale: cmd/tailscaled/tailscaled.go (flags and defaults). Flags are Go's: one dash or two, `-x=v` or `-x v`,
-switches alone or `=false`. Prefs (what the user wants, stored) are not settings; see tsd.engine.prefs.
+switches alone or `=false`. Prefs (what the user wants, stored) are not settings; see tsd.engine.account.prefs.
 """
 
 from __future__ import annotations

@@ -18,25 +18,25 @@ from tsd.base.entropy import Entropy
 from tsd.base.errors import DecodeError, StateError, TsdError
 from tsd.base.keys import DiscoPrivate, DiscoPublic, MachinePrivate, NodePrivate
 from tsd.dataplane.pump import Core
-from tsd.engine import hostinfo
-from tsd.engine.account import Account, ControlLink
-from tsd.engine.bus import NotifyBus
-from tsd.engine.c2n_handlers import c2n_handlers
-from tsd.engine.control import ControlSession, SelfReport
-from tsd.engine.dialer import Dialer
-from tsd.engine.health import Health
-from tsd.engine.inspection import Inspection
+from tsd.engine.account.account import Account, ControlLink
+from tsd.engine.account.prefs import Prefs
+from tsd.engine.account.profiles import Profiles
+from tsd.engine.account.states import State
+from tsd.engine.control import hostinfo
+from tsd.engine.control.c2n_handlers import c2n_handlers
+from tsd.engine.control.session import ControlSession, SelfReport
+from tsd.engine.names.dialer import Dialer
+from tsd.engine.names.resolver import Resolver
+from tsd.engine.path.pings import DiscoReply, Pings
+from tsd.engine.path.plane import Plane, PlaneEvents, PlaneOptions
+from tsd.engine.path.reach import Reach, ReachEvents
+from tsd.engine.path.sockets import OpenUdp
+from tsd.engine.path.stamps import StampStore
 from tsd.engine.peerapi import Caller, PeerApi
 from tsd.engine.peers import Peer
-from tsd.engine.pings import DiscoReply, Pings
-from tsd.engine.plane import Plane, PlaneEvents, PlaneOptions
-from tsd.engine.prefs import Prefs
-from tsd.engine.profiles import Profiles
-from tsd.engine.reach import Reach, ReachEvents
-from tsd.engine.resolver import Resolver
-from tsd.engine.sockets import OpenUdp
-from tsd.engine.stamps import StampStore
-from tsd.engine.states import State
+from tsd.engine.report.bus import NotifyBus
+from tsd.engine.report.health import Health
+from tsd.engine.report.inspection import Inspection
 from tsd.engine.tailnet import Tailnet
 from tsd.hull import Frame, Hull, Stream
 from tsd.tailcfg.derpmap import DERPRegion

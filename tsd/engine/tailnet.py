@@ -14,13 +14,13 @@ from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError, HullError
 from tsd.base.keys import DiscoPublic
 from tsd.base.log import fields
+from tsd.engine.account.prefs import Prefs, UserProfile
+from tsd.engine.account.profiles import NetworkProfile
 from tsd.engine.jobs import Jobs, Steps
-from tsd.engine.masquerade import Aliases, aliases_of
+from tsd.engine.path.masquerade import Aliases, aliases_of
 from tsd.engine.peerapi import Caller
 from tsd.engine.peers import Peer, PeerTable, node_addresses
-from tsd.engine.prefs import Prefs, UserProfile
-from tsd.engine.profiles import NetworkProfile
-from tsd.engine.status import go_node
+from tsd.engine.report.status import go_node
 from tsd.filter.filter import PacketFilter
 from tsd.filter.rules import matches_from_rules
 from tsd.magicsock.types import PeerPaths

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError, TsdError, reason_of
 from tsd.base.keys import NodePublic
-from tsd.engine import status as shapes
-from tsd.engine.edits import EditContext, check
+from tsd.engine.account.edits import EditContext, check
+from tsd.engine.account.prefs import Prefs
+from tsd.engine.account.prefs import PrefsError as EnginePrefsError
+from tsd.engine.account.profiles import ProfileNotFound
+from tsd.engine.account.states import State
 from tsd.engine.engine import Engine
 from tsd.engine.peers import Peer
-from tsd.engine.prefs import Prefs
-from tsd.engine.prefs import PrefsError as EnginePrefsError
-from tsd.engine.profiles import ProfileNotFound
-from tsd.engine.states import State
+from tsd.engine.report import status as shapes
 from tsd.hull import Stream
 from tsd.localapi.backend import ApiError, EtagMismatch, Json, OptionalBackend, PrefsError, Watch
 from tsd.localapi.engine_debug import DebugActions

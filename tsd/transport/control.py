@@ -1,8 +1,8 @@
 """The control protocol's client: `/key`, the ts2021 connection, registration, map poll and lite updates.
 
 One Noise connection carries everything and is opened anew when needed. This is mechanism only: what to send, when to
-retry and what to do with the answers is `tsd.engine.control`'s business. Every failure is a `ControlError` whose text
-names the layer that failed.
+retry and what to do with the answers is `tsd.engine.control.session`'s business. Every failure is a `ControlError`
+whose text names the layer that failed.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError, StateError
 from tsd.daemon.config import parse_config
-from tsd.engine import gojson
-from tsd.engine.edits import edit
-from tsd.engine.prefs import Prefs, PrefsError
-from tsd.engine.profiles import Profiles
+from tsd.engine.account import gojson
+from tsd.engine.account.edits import edit
+from tsd.engine.account.prefs import Prefs, PrefsError
+from tsd.engine.account.profiles import Profiles
 from tsplatform import netlink
 from tsplatform.state_file import MemoryStore, decode, encode
 

@@ -7,7 +7,7 @@ from typing import Any
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import DecodeError, ProtocolError
 from tsd.base.keys import MachinePrivate
-from tsd.engine.c2n import parse
+from tsd.engine.control.c2n import parse
 from tsd.http2.machine import Http2Machine
 from tsd.netmap.netmap import Netmap, apply
 from tsd.routes.derive import RouteWishes, derive

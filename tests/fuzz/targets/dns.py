@@ -9,7 +9,7 @@ from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError
 from tsd.dns import wire as codec
 from tsd.dns.zone import Zone
-from tsd.engine.resolver import Resolver
+from tsd.engine.names.resolver import Resolver
 from tsd.hull import DnsConfig
 
 _BENCH = Bench()

@@ -7,8 +7,8 @@ import pytest
 
 from tsd.base.errors import ConfigError
 from tsd.daemon.config import blank_comments, load_config, parse_config, read_auth_key
-from tsd.engine.edits import MaskedPrefs, apply_edits
-from tsd.engine.prefs import Prefs
+from tsd.engine.account.edits import MaskedPrefs, apply_edits
+from tsd.engine.account.prefs import Prefs
 
 FULL = """
 // what this node is

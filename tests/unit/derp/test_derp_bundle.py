@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tsd.dataplane.classify import Kind, classify
 from tsd.derp import frames
 from tsd.derp.bundle import DATAGRAMS, bundles, unbundle
-from tsd.engine.datapath import _RUN_PACKETS, _runs
+from tsd.engine.path.datapath import _RUN_PACKETS, _runs
 
 
 def cut(data: bytes | memoryview, size: int) -> list[bytes]:

@@ -13,10 +13,10 @@ import pytest
 from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.keys import NodePrivate
-from tsd.engine.c2n import answer
-from tsd.engine.c2n_handlers import c2n_handlers
-from tsd.engine.inspection import NO_TKA_HEAD, Inspection, go_netmap
-from tsd.engine.prefs import Prefs
+from tsd.engine.account.prefs import Prefs
+from tsd.engine.control.c2n import answer
+from tsd.engine.control.c2n_handlers import c2n_handlers
+from tsd.engine.report.inspection import NO_TKA_HEAD, Inspection, go_netmap
 from tsd.netmap.netmap import Netmap, apply
 from tsd.tailcfg.mapresponse import decode_map_response
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tsd.engine.goshape import clean_node, good_prefixes, good_time
-from tsd.engine.status import go_node, short_expiry
+from tsd.engine.report.goshape import clean_node, good_prefixes, good_time
+from tsd.engine.report.status import go_node, short_expiry
 from tsd.tailcfg.node import decode_node
 
 KEY = "nodekey:" + "1" * 64

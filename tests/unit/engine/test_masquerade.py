@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from tsd.dataplane.reference import ReferenceCore
-from tsd.engine.masquerade import MasqueradingCore, aliases_of
+from tsd.engine.path.masquerade import MasqueradingCore, aliases_of
 from tsd.hull import Frame
 from tsd.packet import build
 from tsd.packet.checksum import is_transport_checksum_valid

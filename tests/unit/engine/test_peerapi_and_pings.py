@@ -15,9 +15,9 @@ from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.keys import DiscoPrivate, DiscoPublic, NodePrivate
 from tsd.engine import peerapi
+from tsd.engine.path.pings import DiscoReply, Pings
 from tsd.engine.peerapi import Caller, PeerApi, candidate_ports
 from tsd.engine.peers import Peer
-from tsd.engine.pings import DiscoReply, Pings
 from tsd.hull import Frame, Stream
 from tsd.packet import tsmp
 from tsd.packet.build import icmp_packet

@@ -10,7 +10,7 @@ import dns.rcode
 import pytest
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
-from tsd.engine.resolver import Resolver
+from tsd.engine.names.resolver import Resolver
 from tsd.hull import DnsConfig
 
 

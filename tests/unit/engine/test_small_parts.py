@@ -14,13 +14,14 @@ from tsd.base.clock import ManualClock
 from tsd.base.errors import HullError
 from tsd.base.keys import MachinePrivate, NodePrivate
 from tsd.base.machine import Deadline
-from tsd.engine import hostinfo, metrics
-from tsd.engine.datapath import Traffic
-from tsd.engine.dialer import Dialer
+from tsd.engine.account.prefs import Prefs
+from tsd.engine.control import hostinfo
 from tsd.engine.driver import Driver
+from tsd.engine.names.dialer import Dialer
+from tsd.engine.path.datapath import Traffic
+from tsd.engine.path.sockets import UdpSockets
 from tsd.engine.peers import PeerTable, node_addresses
-from tsd.engine.prefs import Prefs
-from tsd.engine.sockets import UdpSockets
+from tsd.engine.report import metrics
 from tsd.tailcfg.node import Node
 
 

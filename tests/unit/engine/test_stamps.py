@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tsd.base.errors import StateError
-from tsd.engine.stamps import STRIDE_NS, TAI64N_KEY, StampStore
+from tsd.engine.path.stamps import STRIDE_NS, TAI64N_KEY, StampStore
 from tsplatform.state_file import MemoryStore
 
 NOW_NS = 1_790_000_000 * 10**9

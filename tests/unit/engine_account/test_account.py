@@ -12,12 +12,12 @@ from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError, TsdError
 from tsd.base.keys import MachinePrivate, NodePrivate
-from tsd.engine.account import LOGIN_URL_LIFE_S, STORE_UNHEALTHY, Account
-from tsd.engine.bus import NotifyBus
-from tsd.engine.health import Health
-from tsd.engine.prefs import Prefs, PrefsError
-from tsd.engine.profiles import NetworkProfile, ProfileNotFound, Profiles
-from tsd.engine.states import State
+from tsd.engine.account.account import LOGIN_URL_LIFE_S, STORE_UNHEALTHY, Account
+from tsd.engine.account.prefs import Prefs, PrefsError
+from tsd.engine.account.profiles import NetworkProfile, ProfileNotFound, Profiles
+from tsd.engine.account.states import State
+from tsd.engine.report.bus import NotifyBus
+from tsd.engine.report.health import Health
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.register import RegisterResponse
 from tsd.tailcfg.user import Login, User

@@ -7,8 +7,8 @@ import pytest
 
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError
-from tsd.engine import bus as bus_module
-from tsd.engine.bus import LAGGED_TEXT, QUEUE_LENGTH, Mask, NotifyBus, parse_mask, wants_first_message
+from tsd.engine.report import bus as bus_module
+from tsd.engine.report.bus import LAGGED_TEXT, QUEUE_LENGTH, Mask, NotifyBus, parse_mask, wants_first_message
 
 EMPTY = {
     "Version": "1",

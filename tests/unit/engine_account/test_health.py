@@ -1,7 +1,7 @@
 """Health: what is shown, when, and in which shape."""
 
 from tsd.base.clock import ManualClock
-from tsd.engine.health import Health
+from tsd.engine.report.health import Health
 
 
 def test_a_warning_shows_after_its_delay_and_hides_what_follows_from_it() -> None:

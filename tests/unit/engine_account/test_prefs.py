@@ -9,9 +9,9 @@ import pytest
 
 from tsd.base.entropy import SeededEntropy
 from tsd.base.keys import LockPrivate, NodePrivate
-from tsd.engine import gojson
-from tsd.engine.edits import SSH_NOT_ENABLED, EditContext, MaskedPrefs, apply_edits, check, edit
-from tsd.engine.prefs import DEFAULT_CONTROL_URL, ZERO_NODE_KEY, Persist, Prefs, PrefsError, UserProfile
+from tsd.engine.account import gojson
+from tsd.engine.account.edits import SSH_NOT_ENABLED, EditContext, MaskedPrefs, apply_edits, check, edit
+from tsd.engine.account.prefs import DEFAULT_CONTROL_URL, ZERO_NODE_KEY, Persist, Prefs, PrefsError, UserProfile
 
 # The order and form of a real tailscaled's answer.
 REAL = json.loads(

@@ -10,8 +10,8 @@ from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import StateError
 from tsd.base.keys import NodePrivate
-from tsd.engine.prefs import Persist, Prefs, UserProfile
-from tsd.engine.profiles import NetworkProfile, ProfileNotFound, Profiles
+from tsd.engine.account.prefs import Persist, Prefs, UserProfile
+from tsd.engine.account.profiles import NetworkProfile, ProfileNotFound, Profiles
 from tsplatform.state_file import MemoryStore
 
 

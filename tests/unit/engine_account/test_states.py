@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tsd.engine.states import State, StateInputs, next_state
+from tsd.engine.account.states import State, StateInputs, next_state
 
 RUNNING = StateInputs(State.RUNNING, want_running=True, has_node_key=True, has_netmap=True)
 

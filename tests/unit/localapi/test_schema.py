@@ -50,6 +50,6 @@ def test_booleans() -> None:
 
 
 def test_default_prefs_agree_with_the_engine() -> None:
-    from tsd.engine.prefs import Prefs
+    from tsd.engine.account.prefs import Prefs
 
     assert Prefs.fresh().to_go() == default_prefs()

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from tsd.base.clock import Clock
-from tsd.engine import gojson
-from tsd.engine.warnables import WARNABLES, Layer, Warnable
+from tsd.engine.account import gojson
+from tsd.engine.report.warnables import WARNABLES, Layer, Warnable
 
 Severity = Literal["high", "medium", "low"]
 

@@ -19,8 +19,8 @@ from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.errors import DecodeError, StateError, TsdError
 from tsd.base.keys import MachinePrivate
-from tsd.engine import gojson
-from tsd.engine.prefs import CONTROL_URL_SYNONYM, Prefs, PrefsError, UserProfile
+from tsd.engine.account import gojson
+from tsd.engine.account.prefs import CONTROL_URL_SYNONYM, Prefs, PrefsError, UserProfile
 from tsd.hull import StateStore
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy, uniform
 from tsd.base.log import fields
 from tsd.engine.driver import Driver
-from tsd.engine.plane import Plane
-from tsd.engine.sockets import OpenUdp, UdpSockets
+from tsd.engine.path.plane import Plane
+from tsd.engine.path.sockets import OpenUdp, UdpSockets
 from tsd.hull import LinkMonitor, LinkState, Underlay
 from tsd.magicsock.endpoints import EndpointList, StunFindings
 from tsd.magicsock.types import OwnEndpoint

@@ -21,9 +21,9 @@ from tsd.base.entropy import Entropy, uniform
 from tsd.base.errors import ControlError, TsdError
 from tsd.base.keys import DiscoPublic, LockPublic, NodePrivate
 from tsd.base.log import fields
-from tsd.engine.c2n import C2nHandler
-from tsd.engine.control_pings import ControlPings, Pinger
-from tsd.engine.refusals import explain_refusal
+from tsd.engine.control.c2n import C2nHandler
+from tsd.engine.control.pings import ControlPings, Pinger
+from tsd.engine.control.refusals import explain_refusal
 from tsd.tailcfg.hostinfo import Hostinfo
 from tsd.tailcfg.mapping import MapRequest
 from tsd.tailcfg.mapresponse import MapResponse

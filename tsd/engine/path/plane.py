@@ -19,12 +19,12 @@ from tsd.base.keys import DiscoPrivate, NodePrivate, NodePublic
 from tsd.base.log import fields
 from tsd.base.machine import Deadline
 from tsd.dataplane.pump import Core
-from tsd.engine.datapath import DataPath
 from tsd.engine.driver import Driver
-from tsd.engine.masquerade import MasqueradingCore
+from tsd.engine.path.datapath import DataPath
+from tsd.engine.path.masquerade import MasqueradingCore
+from tsd.engine.path.pings import DiscoReply
+from tsd.engine.path.sockets import UdpSockets
 from tsd.engine.peers import Peer, PeerTable
-from tsd.engine.pings import DiscoReply
-from tsd.engine.sockets import UdpSockets
 from tsd.magicsock import types as paths
 from tsd.magicsock.magicsock import Magicsock
 from tsd.transport.derp import DerpOptions

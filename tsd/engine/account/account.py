@@ -18,13 +18,13 @@ from tsd.base.entropy import Entropy
 from tsd.base.errors import ConfigError, TsdError
 from tsd.base.keys import LockPrivate, MachinePrivate, NodePrivate
 from tsd.base.log import fields
-from tsd.engine.bus import NotifyBus
-from tsd.engine.edits import EditContext, check, edit
-from tsd.engine.health import Health
+from tsd.engine.account.edits import EditContext, check, edit
+from tsd.engine.account.prefs import Persist, Prefs, UserProfile
+from tsd.engine.account.profiles import NetworkProfile, Profiles
+from tsd.engine.account.states import State, StateInputs, next_state
 from tsd.engine.peers import node_addresses
-from tsd.engine.prefs import Persist, Prefs, UserProfile
-from tsd.engine.profiles import NetworkProfile, Profiles
-from tsd.engine.states import State, StateInputs, next_state
+from tsd.engine.report.bus import NotifyBus
+from tsd.engine.report.health import Health
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.register import RegisterResponse
 from tsd.transport.control_text import check_auth_key

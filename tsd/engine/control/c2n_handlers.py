@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tsd.base.errors import DecodeError, ProtocolError
-from tsd.engine.c2n import C2nHandler, C2nRequest, C2nResponse
+from tsd.engine.control.c2n import C2nHandler, C2nRequest, C2nResponse
 from tsd.netmap.netmap import apply
 from tsd.tailcfg.mapresponse import decode_map_response
 
@@ -29,7 +29,7 @@ class _NetmapQuestion(msgspec.Struct):
 
 
 def c2n_handlers(engine: Engine) -> dict[str, C2nHandler]:
-    """Handlers by method and path, for `tsd.engine.c2n.answer`."""
+    """Handlers by method and path, for `tsd.engine.control.c2n.answer`."""
     asked = _Questions(engine)
     return {
         "/debug/prefs": asked.prefs,

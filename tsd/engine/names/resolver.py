@@ -16,7 +16,7 @@ from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError
 from tsd.base.log import fields
 from tsd.dns.zone import Zone, magic_suffixes
-from tsd.engine.dialer import Dialer
+from tsd.engine.names.dialer import Dialer
 from tsd.hull import DnsConfig
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tsd.base.addr import AddrPort, IPAddress, IPPrefix
 from tsd.base.errors import DecodeError
 from tsd.base.keys import LockPrivate, NodePrivate
-from tsd.engine import gojson
+from tsd.engine.account import gojson
 
 DEFAULT_CONTROL_URL = "https://controlplane.tailscale.com"
 CONTROL_URL_SYNONYM = "https://login.tailscale.com"

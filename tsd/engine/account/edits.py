@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tsd.base.errors import ConfigError
-from tsd.engine import gojson
-from tsd.engine.prefs import FIELDS, Prefs, PrefsError
+from tsd.engine.account import gojson
+from tsd.engine.account.prefs import FIELDS, Prefs, PrefsError
 from tsd.transport.login_url import parse_login_server
 
 # Fields that MaskedPrefs can set; `Config` (the identity) is not the user's to edit.

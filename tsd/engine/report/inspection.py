@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tsd.engine import metrics
-from tsd.engine.datapath import Traffic
-from tsd.engine.metrics import Gauges
-from tsd.engine.status import Json, go_node
+from tsd.engine.path.datapath import Traffic
+from tsd.engine.report import metrics
+from tsd.engine.report.metrics import Gauges
+from tsd.engine.report.status import Json, go_node
 from tsd.netmap.netmap import Netmap
 from tsd.tailcfg.wire import to_go
 

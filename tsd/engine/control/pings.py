@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from tsd.base.errors import ControlError, TsdError
 from tsd.base.log import fields
-from tsd.engine.c2n import Handlers, answer
+from tsd.engine.control.c2n import Handlers, answer
 from tsd.tailcfg.mapping import PingRequest, PingResponse
 from tsd.tailcfg.wire import encode_json
 from tsd.transport.control import ControlClient

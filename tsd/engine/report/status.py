@@ -11,8 +11,8 @@ from typing import Any
 from msgspec import Struct
 
 from tsd.base.addr import AddrPort
-from tsd.engine.goshape import clean_node, good_prefixes, good_time
 from tsd.engine.peers import Peer, node_addresses
+from tsd.engine.report.goshape import clean_node, good_prefixes, good_time
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.wire import ZERO_TIME, time_text, to_go
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from tsd.engine.datapath import PathTraffic, Traffic
+from tsd.engine.path.datapath import PathTraffic, Traffic
 
 _PATHS = ("derp", "direct_ipv4", "direct_ipv6", "peer_relay_ipv4", "peer_relay_ipv6")
 _DROP_REASONS = frozenset(

@@ -13,7 +13,7 @@ from msgspec import Struct
 from tsd.base.addr import IPAddress
 from tsd.base.keys import MachinePublic
 from tsd.derp import bundle
-from tsd.engine.prefs import Prefs
+from tsd.engine.account.prefs import Prefs
 from tsd.tailcfg.hostinfo import Hostinfo, NetInfo, Service
 
 GO_ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}

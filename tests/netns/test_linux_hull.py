@@ -283,6 +283,7 @@ def test_kills_at_any_moment_leave_nothing(net: Tailnet) -> None:
     """During start, while running and during a stop; every second time the next start has to undo it."""
     node = net.k
     assert isinstance(node, TunTsdNode)
+    node.stop()
     node.device = "tsd0"
     for number in range(4):
         line = [*node.daemon_words(), *node.flags()]

@@ -201,3 +201,11 @@ def test_a_folder_that_keeps_nothing_changes_nothing(bed: Bed) -> None:
 def test_service_addresses_are_never_upstreams() -> None:
     text = b"nameserver 100.100.100.100\nnameserver fd7a:115c:a1e0::53\nnameserver ::1\nnameserver x\nnameserver\n"
     assert nameservers(text) == ["::1"]
+
+
+def test_what_a_killed_daemon_had_begun_to_write_goes_away(tmp_path: Path) -> None:
+    begun = [tmp_path / ".resolv.conf.undo.tsd-7", tmp_path / ".resolv.conf.tsd-7"]
+    for path in begun:
+        path.write_text("half")
+    assert not restore(tmp_path / "resolv.conf.undo", tmp_path / "resolv.conf")
+    assert not any(path.exists() for path in begun)

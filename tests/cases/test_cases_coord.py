@@ -296,6 +296,9 @@ def test_w13_cloned_state_gets_health_text_and_no_storm() -> None:
     net.settle()
     assert "in use by another" in one.netmap.health[0]
     assert twin.netmap is not None and "in use by another" in twin.netmap.health[0]
+    twin.hang_up()
+    net.settle()
+    assert one.netmap.health == (), "it is over when one of them has gone"
 
 
 def test_w13_a_restart_is_no_clone() -> None:

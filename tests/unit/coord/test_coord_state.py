@@ -281,8 +281,16 @@ def test_retagging_a_running_node_needs_ownership() -> None:
     one = net.join("one", net.auth_key(user="alice"))
     one.update(request_tags=("tag:db",))
     assert one.record is not None and one.record.tags == ()
+    net.settle()
+    assert one.netmap is not None and one.netmap.health == (
+        "requested tags [tag:db] are invalid or not permitted; this machine stays its user's",
+    )
+    one.hang_up()
+    one.poll()
+    assert "tag:db" in one.netmap.health[0], "a new poll tells it again"
     one.update(request_tags=("tag:web",))
-    assert one.record.tags == ("tag:web",)
+    net.settle()
+    assert one.record.tags == ("tag:web",) and one.netmap.health == ()
 
 
 def test_routes_need_approval_and_fail_over() -> None:
@@ -356,6 +364,21 @@ def test_a_user_policy_with_ssh_reaches_the_target_only() -> None:
     (rule,) = web.netmap.ssh_policy.rules or ()
     assert [p.node_ip for p in rule.principals or ()] == ["100.64.0.2", "fd7a:115c:a1e0::2"]
     assert desk.netmap is not None and desk.netmap.ssh_policy is not None and not desk.netmap.ssh_policy.rules
+
+
+@pytest.mark.parametrize("key_changes", [True, False])
+def test_a_new_login_under_another_host_name_renames_the_node(key_changes: bool) -> None:
+    net = Tailnet()
+    one, other = net.join("one"), net.join("other")
+    one.hostinfo = msgspec.structs.replace(one.hostinfo, hostname="new name")
+    if key_changes:
+        one.new_node_key()
+        answer = one.register(net.auth_key())
+        assert answer is not None and not answer.error
+    one.poll()
+    one.update()
+    net.settle()
+    assert list(other.peers()) == ["new-name"]
 
 
 def test_rename_and_back() -> None:

@@ -161,7 +161,7 @@ class Administration:
         node = self.find_node(wanted)
         lowered = name.lower()
         if not name:
-            label = self.coordinator.label_for(node, node.hostname)
+            label = self.registry.label_for(node.hostname, node.id)
         elif not is_label(lowered):
             raise ConfigError(f"name {name!r} must be 1-63 letters, digits and hyphens, no hyphen at the ends")
         elif self.registry.by_label.get(lowered, node.id) != node.id:

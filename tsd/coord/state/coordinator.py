@@ -18,7 +18,6 @@ from tsd.base.machine import Deadline
 from tsd.coord.policy.model import DEFAULT_POLICY, Policy
 from tsd.coord.state.config import CoordConfig
 from tsd.coord.state.events import Event, FrameReady
-from tsd.coord.state.naming import label_for, unique_label
 from tsd.coord.state.records import MAX_SMALL_INT, AuthKey, Moment, NodeRecord, User
 from tsd.coord.state.registration import Registration
 from tsd.coord.state.registry import Change, Registry
@@ -51,6 +50,7 @@ class Coordinator:
         self._contact: dict[int, float] = {}
         self._reaping: dict[int, None] = {}
         self._discos: dict[int, list[str]] = {}
+        self._duplicates: dict[int, None] = {}
 
     def load(
         self, users: Iterable[User], auth_keys: Iterable[AuthKey], nodes: Iterable[NodeRecord], moment: Moment
@@ -93,7 +93,13 @@ class Coordinator:
 
     def close_poll(self, session_id: int, moment: Moment) -> None:
         session = self.sessions.stop(session_id)
-        if session is None or self.sessions.is_polling(session.node_id):
+        if session is None:
+            return
+        if session.node_id in self._duplicates and len(self.sessions.of_node(session.node_id)) < 2:
+            del self._duplicates[session.node_id]
+            self._tell_health(session.node_id)
+            self.settle(moment)
+        if self.sessions.is_polling(session.node_id):
             return
         self._discos.pop(session.node_id, None)
         self.touch(self.registry.nodes[session.node_id], moment)
@@ -116,6 +122,7 @@ class Coordinator:
             changed = self._with_hostinfo(changed, request.hostinfo)
         if changed != node:
             self.registry.put(changed, _difference(node, changed))
+        self._tell_health(node.id)
         self.settle(moment)
 
     def map_once(self, node: NodeRecord, request: MapRequest, moment: Moment) -> bytes:
@@ -246,17 +253,13 @@ class Coordinator:
         if hostinfo.hostname != node.hostname:
             changed = replace(changed, hostname=hostinfo.hostname)
             if not node.renamed:
-                changed = replace(changed, label=self.label_for(node, hostinfo.hostname))
+                changed = replace(changed, label=self.registry.label_for(hostinfo.hostname, node.id))
         wanted = tuple(dict.fromkeys(hostinfo.request_tags or ()))
         if wanted and set(wanted) != set(node.tags) and self.registration.may_retag(node, wanted):
             changed = replace(changed, tags=wanted, expiry_ns=None)
         if hostinfo.routable_ips != node.hostinfo.routable_ips:
             changed = replace(changed, approved_routes=self.registry.granted_routes(changed))
         return changed
-
-    def label_for(self, node: NodeRecord, hostname: str) -> str:
-        """The free label for `hostname`; the node's own counts as free."""
-        return unique_label(label_for(hostname), _OthersLabels(self.registry.by_label, node.id))
 
     def _note_disco(self, node: NodeRecord, disco: str) -> None:
         """Two live daemons with one node key show as disco keys that alternate."""
@@ -266,16 +269,20 @@ class Coordinator:
         seen.append(disco)
         del seen[:-3]
         if len(seen) == 3 and seen[0] == seen[2] and len(self.sessions.of_node(node.id)) > 1:
-            self.sessions.set_health(node.id, [DUPLICATE_TEXT])
+            self._duplicates[node.id] = None
+
+    def _tell_health(self, node_id: int) -> None:
+        """What the node's user should know: it stands in every map until it is over."""
+        node = self.registry.nodes[node_id]
+        lines = [DUPLICATE_TEXT] if node_id in self._duplicates else []
+        refused = [tag for tag in node.hostinfo.request_tags or () if tag not in node.tags]
+        if refused:
+            lines.append(f"requested tags [{' '.join(refused)}] are invalid or not permitted; {_kept_owner(node)}")
+        self.sessions.set_health(node_id, lines)
 
 
-class _OthersLabels:
-    def __init__(self, labels: dict[str, int], node_id: int) -> None:
-        self._labels = labels
-        self._node_id = node_id
-
-    def __contains__(self, label: object) -> bool:
-        return self._labels.get(str(label), self._node_id) != self._node_id
+def _kept_owner(node: NodeRecord) -> str:
+    return f"this machine keeps [{' '.join(node.tags)}]" if node.tags else "this machine stays its user's"
 
 
 def _difference(old: NodeRecord, new: NodeRecord) -> int:

@@ -21,7 +21,6 @@ from tsd.base.errors import DecodeError, TsdError
 from tsd.base.keys import NodePublic
 from tsd.coord.policy.model import Subject, UserRef
 from tsd.coord.state.events import ApprovalWanted, Event, RegisterAnswered
-from tsd.coord.state.naming import label_for, unique_label
 from tsd.coord.state.records import MAX_SMALL_INT, AuthKey, Moment, NodeRecord
 from tsd.coord.state.registry import Registry
 from tsd.tailcfg.hostinfo import Hostinfo
@@ -279,9 +278,12 @@ class Registration:
         return next((node for node in candidates if node.user_id == grant.user_id), None)
 
     def _renewed(self, old: NodeRecord, request: RegisterRequest, grant: Grant) -> NodeRecord:
+        hostname = request.hostinfo.hostname if request.hostinfo is not None else ""
+        is_renamed = old.renamed or hostname == old.hostname
         return replace(
             old,
             node_key=request.node_key,
+            label=old.label if is_renamed else self.registry.label_for(hostname, old.id),
             user_id=grant.user_id,
             tags=grant.tags,
             ephemeral=grant.ephemeral or request.ephemeral,
@@ -297,7 +299,7 @@ class Registration:
             machine_key=machine,
             node_key=request.node_key,
             user_id=grant.user_id,
-            label=unique_label(label_for(hostname), registry.by_label),
+            label=registry.label_for(hostname),
             addresses=tuple(map(str, addresses)),
             tags=grant.tags,
             created_ns=moment.wall_ns,

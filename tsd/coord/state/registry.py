@@ -20,6 +20,7 @@ from tsd.coord.policy.model import DEFAULT_POLICY, Policy, Subject, UserRef
 from tsd.coord.state.addresses import AddressPool
 from tsd.coord.state.config import CoordConfig
 from tsd.coord.state.events import Event, Save
+from tsd.coord.state.naming import label_for, unique_label
 from tsd.coord.state.records import TAGGED_LOGIN, TAGGED_USER_ID, AuthKey, NodeRecord, User, problem
 from tsd.coord.state.visibility import PrimaryRoutes, Visibility
 
@@ -104,6 +105,10 @@ class Registry:
     def new_id(self, table: str) -> int:
         self._last_ids[table] += 1
         return self._last_ids[table]
+
+    def label_for(self, hostname: str, node_id: int = 0) -> str:
+        """The free label for `hostname`; the node's own counts as free."""
+        return unique_label(label_for(hostname), _OthersLabels(self.by_label, node_id))
 
     # Users and keys
 
@@ -248,3 +253,12 @@ class Registry:
         machines.pop(node.id, None)
         if not machines:
             self.by_machine.pop(node.machine_key, None)
+
+
+class _OthersLabels:
+    def __init__(self, labels: dict[str, int], node_id: int) -> None:
+        self._labels = labels
+        self._node_id = node_id
+
+    def __contains__(self, label: object) -> bool:
+        return self._labels.get(str(label), self._node_id) != self._node_id

@@ -49,7 +49,7 @@ class Session:
     is_policy_pending: bool = False
     is_ssh_pending: bool = False
     ssh: bytes = b""
-    health: list[str] | None = None
+    is_health_pending: bool = False
     last_frame: float = 0.0
 
 
@@ -62,6 +62,7 @@ class Sessions:
         self.open: dict[int, Session] = {}
         self.by_node: dict[int, dict[int, None]] = {}
         self._dirty: dict[int, None] = {}
+        self._health: dict[int, list[str]] = {}
         self._fragments: dict[int, dict[Routes, msgspec.Raw | None]] = {}
         self.fragments_built = 0
 
@@ -103,8 +104,14 @@ class Sessions:
         self.outputs.append(FrameReady(session.id, KEEP_ALIVE))
 
     def set_health(self, node_id: int, lines: list[str]) -> None:
+        """What stands in the node's maps from now on."""
+        if lines == self._health.get(node_id, []):
+            return
+        self._health[node_id] = lines
+        if not lines:
+            del self._health[node_id]
         for session in self.of_node(node_id):
-            session.health = lines
+            session.is_health_pending = True
             self._dirty[session.id] = None
 
     # Listener
@@ -124,6 +131,7 @@ class Sessions:
 
     def node_removed(self, node_id: int) -> None:
         self._fragments.pop(node_id, None)
+        self._health.pop(node_id, None)
         for session in self.of_node(node_id):
             self.stop(session.id)
             self.outputs.append(SessionEnded(session.id))
@@ -193,6 +201,8 @@ class Sessions:
             "ControlTime": time_text(wall_ns),
             "Debug": {"DisableLogTail": True},
         }
+        if viewer in self._health:
+            frame["Health"] = self._health[viewer]
         if self._has_ssh:
             self._add_ssh(session, frame)
         return frame
@@ -256,8 +266,8 @@ class Sessions:
         session.is_policy_pending = False
         if session.is_ssh_pending:
             self._add_ssh(session, frame)
-        if session.health is not None:
-            frame["Health"], session.health = session.health, None
+        if session.is_health_pending:
+            frame["Health"], session.is_health_pending = self._health.get(session.node_id, []), False
         return frame
 
     @property

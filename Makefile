@@ -2,13 +2,13 @@
 # make test   every check: lint, types, layers, tests on both event loops
 # The rest: make venv, test-native, bench, fuzz, clean.
 
-.PHONY: demo test venv venv-dev test-native bench bench-tun fuzz lint clean
+.PHONY: FORCE demo test venv venv-dev test-native bench bench-tun fuzz lint clean
 .DEFAULT_GOAL := venv
 
 VENV := .venv
 STAMP := $(VENV)/.made
 STAMP_DEV := $(VENV)/.made-dev
-NATIVE := native/CMakeLists.txt $(wildcard native/src/*.[ch] native/tsnative/*.pyx)
+NATIVE := native/CMakeLists.txt $(wildcard native/src/*.[ch] native/tsnative/*.pyx native/tsnative/*.pxi)
 
 demo: venv
 	@$(VENV)/bin/python examples/demo.py
@@ -20,7 +20,14 @@ test: venv-dev
 venv: $(STAMP)
 venv-dev: $(STAMP_DEV)
 
-$(STAMP): pyproject.toml $(NATIVE)
+# The editable install knows modules by name: it is made anew when some come or go.
+LAYOUT := $(VENV)/.layout
+$(LAYOUT): FORCE
+	@mkdir -p $(VENV)
+	@find tsd tsctl platform native -name '*.py' | LC_ALL=C sort >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(STAMP): pyproject.toml $(NATIVE) $(LAYOUT)
 	@packaging/venv.sh
 	@touch $@
 

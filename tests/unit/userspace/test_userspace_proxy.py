@@ -130,11 +130,24 @@ async def test_two_hundred_requests_at_once() -> None:
         b"POST http://peer/ HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n",
         b"GET http://peer/ HTTP/1.1\r\nBad Header : x\r\n\r\n",
         b"GET http://peer/ HTTP/1.1\r\nX: " + b"y" * 70000,
+        b"GET http://peer/ HTTP/1.1\nX: a\rb\n\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a client that speaks TLS to the proxy
+        b"\x04\x01\x00\x50\x64\x40\x00\x02\x00",  # SOCKS4
     ],
 )
 async def test_bad_requests(request_bytes: bytes) -> None:
     async with proxied() as (_, _, proxy, _):
         assert (await talk(proxy, request_bytes)).startswith(b"HTTP/1.1 400")
+
+
+async def test_heads_of_careless_clients() -> None:
+    async with proxied() as (_, _, proxy, port):
+        for sent in (
+            b"\r\nGET http://peer:%d/ HTTP/1.1\r\nHost: peer\r\n\r\n\r\nGET http://peer:%d/ HTTP/1.0\r\n\r\n",
+            b"GET http://peer:%d/ HTTP/1.1\nHost: peer\n\nGET http://peer:%d/ HTTP/1.0\n\n",
+        ):
+            answer = await talk(proxy, sent % (port, port))
+            assert answer.count(b"HTTP/1.1 200") == answer.count(b"small\n") == 2
 
 
 async def test_upgrade_through_plain_proxy() -> None:

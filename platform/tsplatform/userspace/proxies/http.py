@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 from tsd.base.addr import parse_number
@@ -26,6 +27,7 @@ _IDLE_S = 120.0
 _HOP_BY_HOP = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"proxy-authorization", b"host"))
 _MAX_LENGTH_DIGITS = 18
 _MAX_INTERIM_ANSWERS = 32
+_END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 _UNTIL_EOF = -1
 _CHUNKED = -2
 _IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
@@ -41,7 +43,7 @@ class Head:
     __slots__ = ("fields", "line")
 
     def __init__(self, raw: bytes) -> None:
-        lines = raw.split(b"\r\n")
+        lines = [line.removesuffix(b"\r") for line in raw.split(b"\n")]
         self.line = lines[0].split(b" ", 2)
         if len(self.line) < 2 or _has_controls(lines[0]):
             raise BadMessage("start line")
@@ -76,7 +78,7 @@ class Head:
 
 def _has_controls(line: bytes) -> bool:
     """Bytes that other readers of the same head may take for the end of a line or of the text."""
-    return b"\n" in line or b"\r" in line or b"\0" in line
+    return b"\r" in line or b"\0" in line
 
 
 class Source:
@@ -87,24 +89,30 @@ class Source:
         self.buffer = first
 
     async def read_head(self) -> bytes:
-        """Up to and without the blank line; b"" when the stream ended before anything came."""
+        """Up to and without the blank line; b"" when the stream ended before anything came.
+
+        Lines may end in LF alone and blank lines may come first (RFC 9112, 2.2). What is not text, such as TLS or
+        SOCKS4 on this port, would never have an end and is refused at once.
+        """
         searched = 0
         while True:
-            at = self.buffer.find(b"\r\n\r\n", searched)
-            if at >= 0:
-                head, self.buffer = self.buffer[:at], self.buffer[at + 4 :]
+            if not searched:
+                self.buffer = self.buffer.lstrip(b"\r\n")
+            if self.buffer and not 0x20 < self.buffer[0] < 0x7F:
+                raise BadMessage("this is not plain HTTP (the URL of the proxy begins with http://)")
+            end = _END_OF_HEAD.search(self.buffer, searched)
+            if end is not None:
+                head, self.buffer = self.buffer[: end.start()], self.buffer[end.end() :]
                 return head
             if len(self.buffer) > _MAX_HEAD_BYTES:
                 raise BadMessage("head too large")
             searched = max(len(self.buffer) - 3, 0)
             more = await self.stream.read(16384)
             if not more:
-                if self.buffer.strip():
+                if self.buffer:
                     raise BadMessage("truncated head")
                 return b""
             self.buffer += more
-            if not searched:
-                self.buffer = self.buffer.lstrip(b"\r\n")
 
     async def take_some(self, limit: int) -> bytes:
         if self.buffer:
@@ -184,11 +192,8 @@ class HttpSession:
 
     async def _serve_one(self) -> bool:
         """False when the connection is over."""
-        if b"\r\n\r\n" in self._source.buffer:
+        async with asyncio.timeout(_IDLE_S):  # not wait_for, which makes a task per call
             raw = await self._source.read_head()
-        else:
-            async with asyncio.timeout(_IDLE_S):  # not wait_for, which makes a task per call
-                raw = await self._source.read_head()
         if not raw:
             return False
         head = Head(raw)

@@ -125,6 +125,10 @@ class DnsConfig:
     resolvers: tuple[str, ...] = ()
     magic_suffix: str = ""
     wants_os_config: bool = True
+    subdomain_hosts: frozenset[str] = frozenset()
+    """Hosts whose addresses every name below them has, too."""
+    exit_node_filtered: tuple[str, ...] = ()
+    """Names (and, with a dot in front, zones) that are not resolved for those who use us as exit node."""
 
 
 class Router(Protocol):

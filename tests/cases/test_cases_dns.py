@@ -13,8 +13,10 @@ import dns.rcode
 import dns.rrset
 import pytest
 
+from harness.fedstream import FedStream
 from harness.loneengine import lone_engine, peer_json
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.dns import message
 from tsd.dns import wire as codec
 from tsd.dns.zone import Zone
 from tsd.engine.names.resolver import Resolver
@@ -51,6 +53,14 @@ class Port:
     def close(self) -> None: ...
 
 
+class Numbered(FedStream):
+    """Prepared bytes of a reply over TCP, with the number of the question."""
+
+    async def write(self, data: bytes | memoryview) -> None:
+        if len(self._data) > 4:
+            self._data = self._data[:2] + bytes(data[2:4]) + self._data[4:]
+
+
 class Upstreams:
     """A dialer whose resolvers answer from `records` (name -> list of texts in zone-file form)."""
 
@@ -78,9 +88,7 @@ class Upstreams:
     async def dial_ip(self, remote: AddrPort, timeout_s: float = 10.0) -> Any:
         if self.over_tcp is None:
             raise ConnectionRefusedError("no TCP")
-        from harness.fedstream import FedStream
-
-        return FedStream(self.over_tcp)
+        return Numbered(self.over_tcp)
 
 
 def resolver(upstreams: Upstreams, **config: Any) -> Resolver:
@@ -96,7 +104,7 @@ async def ask(made: Resolver, name: str, rdtype: str = "A") -> dns.message.Messa
 
 @pytest.mark.parametrize(
     ("edns", "limit"), [({}, 512), ({"use_edns": 0, "payload": 1232}, 1232), ({"use_edns": 0, "payload": 0}, 512),
-                        ({"use_edns": 0, "payload": 65535}, codec.MAX_UDP_BYTES)],
+                        ({"use_edns": 0, "payload": 65535}, message.MAX_UDP_BYTES)],
 )  # fmt: skip
 def test_d02_and_d03_answers_fit_the_asker(edns: dict[str, Any], limit: int) -> None:
     """Cut at a record's border with TC set, question and OPT kept; whole over TCP."""

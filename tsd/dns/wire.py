@@ -22,13 +22,14 @@ import dns.rrset
 from dns.rdtypes.ANY.PTR import PTR
 from dns.rdtypes.ANY.SOA import SOA
 
-from tsd.base.addr import IPAddress, is_tailnet_ip, parse_ip
+from tsd.base.addr import IPAddress, parse_ip
 from tsd.base.errors import DecodeError
+from tsd.dns import message as raw
 from tsd.dns.zone import Zone
 
 TTL_S = 5
 SOA_TTL_S = 10
-MAX_UDP_BYTES = 4095
+_MAX_BYTES = 65535
 _NOT_IMPLEMENTED_TYPES = frozenset({dns.rdatatype.NS, dns.rdatatype.SOA, dns.rdatatype.AXFR, dns.rdatatype.HINFO})
 
 
@@ -43,6 +44,8 @@ def answer(zone: Zone, wire: bytes, serial: int = 1, max_bytes: int | None = Non
         return _format_error(wire)
     if query.flags & dns.flags.QR:
         return None
+    if query.edns > 0:
+        return _finish(_reply(query, dns.rcode.BADVERS), query, max_bytes)
     if query.opcode() != dns.opcode.QUERY or len(query.question) != 1:
         return _finish(_reply(query, dns.rcode.NOTIMP), query, max_bytes)
     question = query.question[0]
@@ -83,7 +86,7 @@ def _resolve_reverse(
         return None
     host = _domain(zone.reverse(ip) or "")
     if host is None:
-        ours = is_tailnet_ip(ip) and zone.claims_reverse
+        ours = zone.owns(name.to_text(omit_final_dot=True))
         return _negative(zone, query, name, dns.rcode.NXDOMAIN, serial) if ours else None
     reply = _reply(query, dns.rcode.NOERROR)
     pointer = PTR(dns.rdataclass.IN, dns.rdatatype.PTR, host)  # type: ignore[no-untyped-call]
@@ -137,15 +140,10 @@ def _reply(query: dns.message.Message, rcode: dns.rcode.Rcode) -> dns.message.Me
 
 
 def _finish(reply: dns.message.Message, query: dns.message.Message, max_bytes: int | None) -> bytes:
+    """Cut at a record's border when it is larger than the asker takes."""
     if max_bytes is None:
-        max_bytes = min(max(query.payload, 512), MAX_UDP_BYTES) if query.edns >= 0 else 512
-    try:
-        return reply.to_wire(max_size=max_bytes)
-    except dns.exception.TooBig:
-        reply.answer.clear()
-        reply.authority.clear()
-        reply.flags |= dns.flags.TC
-        return reply.to_wire(max_size=max(max_bytes, 512))
+        max_bytes = min(max(query.payload, raw.PLAIN_UDP_BYTES), raw.MAX_UDP_BYTES) if query.edns >= 0 else 512
+    return raw.fitted(reply.to_wire(max_size=_MAX_BYTES), max_bytes)
 
 
 def _format_error(wire: bytes) -> bytes | None:
@@ -171,14 +169,6 @@ def name_in(wire: bytes) -> str | None:
     return message.question[0].name.to_text() if message.question else "."
 
 
-def failure(wire: bytes) -> bytes:
-    """SERVFAIL for a query that parses."""
-    reply = dns.message.make_response(dns.message.from_wire(wire, ignore_trailing=True))
-    reply.flags |= dns.flags.AA
-    reply.set_rcode(dns.rcode.SERVFAIL)
-    return reply.to_wire()
-
-
 def addresses_in(reply: bytes) -> list[IPAddress]:
     """A and AAAA records of a reply; empty for garbage."""
     message = _parsed(reply)
@@ -186,10 +176,6 @@ def addresses_in(reply: bytes) -> list[IPAddress]:
         return []
     wanted = (dns.rdatatype.A, dns.rdatatype.AAAA)
     return [parse_ip(rdata.address) for rrset in _internet(message) if rrset.rdtype in wanted for rdata in rrset]
-
-
-def answer_count(reply: bytes) -> int:
-    return int.from_bytes(reply[6:8], "big")
 
 
 def open_alias(reply: bytes) -> tuple[str, str] | None:
@@ -223,7 +209,7 @@ def with_addresses(reply: bytes, target: str, rdtype: str, ips: Iterable[IPAddre
     if message is None or not texts:
         return reply
     message.answer.append(dns.rrset.from_text(target + ".", TTL_S, "IN", rdtype, *texts))
-    return message.to_wire(max_size=65535)
+    return _written(message, reply)
 
 
 def joined(reply: bytes, more: bytes) -> bytes:
@@ -232,7 +218,15 @@ def joined(reply: bytes, more: bytes) -> bytes:
     if message is None or other is None:
         return reply
     message.answer += [rrset for rrset in other.answer if rrset not in message.answer]
-    return message.to_wire(max_size=65535)
+    return _written(message, reply)
+
+
+def _written(message: dns.message.Message, before: bytes) -> bytes:
+    """`before` when what was added makes it larger than a message can be."""
+    try:
+        return message.to_wire(max_size=_MAX_BYTES)
+    except dns.exception.TooBig:
+        return before
 
 
 def _internet(message: dns.message.Message) -> list[dns.rrset.RRset]:

@@ -26,6 +26,7 @@ from tsd.engine.control import hostinfo
 from tsd.engine.control.c2n_handlers import c2n_handlers
 from tsd.engine.control.session import ControlSession, SelfReport
 from tsd.engine.names.dialer import Dialer
+from tsd.engine.names.forwarder import Surroundings
 from tsd.engine.names.resolver import Resolver
 from tsd.engine.path.pings import DiscoReply, Pings
 from tsd.engine.path.plane import Plane, PlaneEvents, PlaneOptions
@@ -94,8 +95,10 @@ class Engine:
         self.disco_private = DiscoPrivate.generate(options.entropy)
         self.tailnet = Tailnet(self)
         self.account.now_ns = self.tailnet.now_ns
-        self.dialer = Dialer(options.hull.net, self)
-        self.resolver = Resolver(self.dialer, options.hull.dns.base_resolvers)
+        self.dialer = Dialer(options.hull.net, self, options.hull.underlay.protect)
+        self.resolver = Resolver(self.dialer, options.hull.dns.base_resolvers, self._dns_surroundings())
+        self.resolver.forwarder.on_failing = self._on_dns_failing
+        self.resolver.forwarder.on_loop = lambda servers: self.health.set_if("dns-loop", bool(servers), servers=servers)
         self.pings = Pings(self, self._clock, options.entropy)
         self.peerapi = PeerApi(options.hull.net, self, options.entropy)
         self.reach = Reach(
@@ -151,6 +154,7 @@ class Engine:
         self._drop_plane()
         self._stamps.save()
         self.reach.close()
+        self.resolver.close()
         self.bus.close()
         for timer in (self._health_timer, self._expiry_timer):
             if timer is not None:
@@ -474,4 +478,17 @@ class Engine:
         return self.tailnet.identify(source)
 
     async def resolve_dns(self, query: bytes) -> bytes:
-        return await self.resolver.query(query)
+        return await self.resolver.query_for_peer(query)
+
+    def _dns_surroundings(self) -> Surroundings:
+        hull = self._hull
+        return Surroundings(
+            hull.underlay.protect,
+            lambda: hull.links.state().addresses,
+            can_loop=not hull.tun.is_userspace,
+            entropy=self.options.entropy,
+        )
+
+    def _on_dns_failing(self, servers: str) -> None:
+        is_ours = bool(servers) and self.account.prefs.corp_dns
+        self.health.set_if("dns-forward-failing", is_ours, dns_servers=servers)

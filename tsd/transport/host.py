@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError
@@ -56,13 +57,22 @@ def _sock_addr(name: object) -> AddrPort:
     return AddrPort(parse_ip("0.0.0.0"), 0)
 
 
-async def connect_host(remote: AddrPort, timeout_s: float = 10.0) -> HostStream:
-    """Dial from the host. Raises OSError or TimeoutError."""
-    opening = asyncio.open_connection(str(remote.ip), remote.port, limit=_LIMIT_BYTES)
-    reader, writer = await asyncio.wait_for(opening, timeout_s)
-    sock = writer.get_extra_info("socket")
-    if sock is not None:
+async def connect_host(
+    remote: AddrPort, timeout_s: float = 10.0, protect: Callable[[socket.socket], None] | None = None
+) -> HostStream:
+    """Dial from the host; `protect` gets the socket before it connects. Raises OSError or TimeoutError."""
+    sock = socket.socket(socket.AF_INET if remote.ip.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if protect is not None:
+            protect(sock)
+        async with asyncio.timeout(timeout_s):
+            await asyncio.get_running_loop().sock_connect(sock, (str(remote.ip), remote.port))
+            reader, writer = await asyncio.open_connection(sock=sock, limit=_LIMIT_BYTES)
+    except BaseException:
+        sock.close()
+        raise
     return HostStream(reader, writer)
 
 

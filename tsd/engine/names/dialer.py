@@ -11,6 +11,7 @@ from typing import Protocol
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError
 from tsd.hull import DatagramPort, OverlayNet, Stream
+from tsd.transport.dial import Protect
 from tsd.transport.host import connect_host
 
 LOOPBACK = parse_ip("127.0.0.1")
@@ -37,9 +38,11 @@ class NameSource(Protocol):
 class Dialer:
     """One per engine; keeps nothing between calls."""
 
-    def __init__(self, net: OverlayNet, names: NameSource) -> None:
+    def __init__(self, net: OverlayNet, names: NameSource, protect: Protect | None = None) -> None:
+        """`protect` keeps sockets of the host out of our own tunnel."""
         self._net = net
         self._names = names
+        self._protect = protect
 
     async def addresses(self, host: str) -> list[IPAddress]:
         """Literal, tailnet name, or the host's resolver, in this order. Raises OSError."""
@@ -67,7 +70,7 @@ class Dialer:
         reason = self._names.held_back(remote.ip)
         if reason:
             raise OSError(errno.ENETUNREACH, reason)
-        return await connect_host(remote, timeout_s)
+        return await connect_host(remote, timeout_s, self._protect)
 
     async def _dial_self(self, remote: AddrPort, timeout_s: float) -> Stream:
         """Our own overlay address: what peers reach there is the host's loopback."""

@@ -320,6 +320,14 @@ _ALL = (
         "This node is logged in already, so the auth key given was not used. To use it: `tsctl up --force-reauth`.",
     ),
     Warnable(
+        "dns-loop",
+        "medium",
+        "hull",
+        "DNS servers ask each other in a circle",
+        "The DNS servers {servers} of this machine have tsd as their own upstream, so they are not asked. Give them"
+        " another upstream, or the tailnet a global DNS server.",
+    ),
+    Warnable(
         "derp-map-empty",
         "medium",
         "control",

@@ -79,6 +79,8 @@ async def connect_host(
 async def resolve_host(name: str) -> list[IPAddress]:
     """Addresses of a name by the host's resolver. Raises OSError when there are none."""
     try:
+        if "\0" in name:
+            raise ValueError("the C library would read the part before it")
         infos = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except ValueError:
         # A label that is empty, too long, or no text at all: the resolver is not even asked.

@@ -177,6 +177,12 @@ async def test_socks_with_early_data_and_bad_greetings() -> None:
         server.close()
 
 
+async def test_socks_to_port_zero_fails_at_once() -> None:
+    async with proxied() as (_, _, proxy, _):
+        answer = await talk(proxy, b"\x05\x01\x00\x05\x01\x00\x03\x04peer\x00\x00")
+        assert answer[:4] == b"\x05\x00\x05\x01"
+
+
 async def test_whois_of_forwarded_flows() -> None:
     seen: list[tuple[str, int]] = []
 

@@ -66,7 +66,9 @@ async def serve_socks5(server: ProxyServer, client: HostStream, first: bytes) ->
             await client.write(_reply(_BAD_ADDRESS_TYPE))
             return
         port = int.from_bytes(await reader.take(2), "big")
-    if command == 1:
+    if command == 1 and not port:
+        await client.write(_reply(_GENERAL_FAILURE))
+    elif command == 1:
         await _connect(server, client, reader.rest, host, port)
     elif command == 3:
         await _Association(server, client, host, port).serve()

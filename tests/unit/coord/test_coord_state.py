@@ -168,6 +168,18 @@ def test_repeated_asking_makes_one_pending_login() -> None:
     assert len(urls) == 1 and len(net.admin.list_pending()) == 1
 
 
+def test_a_login_that_was_given_up_for_an_auth_key_cannot_be_approved() -> None:
+    net = Tailnet()
+    one = Client(net, "one")
+    answer = one.register()
+    assert answer is not None and answer.auth_url
+    one.new_node_key()
+    one.register(net.auth_key())
+    with pytest.raises(ConfigError, match="no node waits"):
+        net.admin.approve(answer.auth_url, "", net.moment())
+    assert one.record is not None
+
+
 def test_unattended_logins_time_out() -> None:
     net = Tailnet()
     client = Client(net, "laptop")

@@ -99,9 +99,9 @@ class Registration:
         if pending is None:
             raise Refused(f"no node waits under {auth_id!r} (it may have been approved or given up)")
         tags = self._requested_tags(pending.request.hostinfo, user_id)
+        waiting, pending.waiting = pending.waiting, []
         node = self._admit(pending.machine, pending.request, Grant(user_id, tags), moment)
-        del self.pending[auth_id]
-        for token in pending.waiting:
+        for token in waiting:
             self._answer(token, self._success(node))
         return node
 
@@ -266,6 +266,8 @@ class Registration:
         if grant.auth_key is not None:
             registry.save_key(replace(grant.auth_key, uses=grant.auth_key.uses + 1))
         registry.put(node)
+        for pending in [one for one in self.pending.values() if one.machine == machine]:
+            self._drop(pending)  # approved later, it would put the node key of a login given up in place of this one
         return node
 
     def _same_node(self, machine: str, request: RegisterRequest, grant: Grant) -> NodeRecord | None:

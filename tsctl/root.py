@@ -30,6 +30,7 @@ TABLE = {
     "ping": ("tsctl.ping", "Ping a peer through the tailnet and see the path"),
     "nc": ("tsctl.nc", "Connect standard input and output to a peer's port"),
     "netcheck": ("tsctl.netcheck", "Look at this host's network as seen from the relays"),
+    "doctor": ("tsctl.doctor.command", "Find out what is wrong: engine or hull?"),
     "dns": ("tsctl.dns", "See and ask the tailnet's DNS"),
     "whois": ("tsctl.addresses", "Show the machine and user behind a tailnet address"),
     "whoami": ("tsctl.addresses", "Show this machine, its user and its tailnet"),

@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tsd.base.addr import AddrPort, IPAddress, IPPrefix
 from tsd.base.errors import HullError
@@ -200,6 +200,12 @@ class Hull:
     store: StateStore
     links: LinkMonitor
     underlay: Underlay
+    fallback_because: str = field(default="", kw_only=True)
+    """Why this is not the hull that was asked for first."""
+
+    async def report(self) -> dict[str, Any]:
+        """For `tsctl doctor`: what this hull is, and the facts of the host that only it can read."""
+        return {"Kind": self.kind, "Device": self.tun.name, "FallbackBecause": self.fallback_because}
 
     def close(self) -> None:
         """Undo: DNS, router, device. Never raises; reports by log."""

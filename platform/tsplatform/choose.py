@@ -24,7 +24,9 @@ def choose_hull(tun: str, kernel: Callable[[str], Hull], userspace: Callable[[],
         if device == USERSPACE_TUN:
             if reasons:
                 log.warning("userspace networking is used instead of a network device: %s", "; ".join(reasons))
-            return userspace()
+            hull = userspace()
+            hull.fallback_because = "; ".join(reasons)
+            return hull
         try:
             if device.startswith("tap:"):
                 raise HullError(f"create {device}", "TAP devices are not supported", "use a TUN name such as tsd0")

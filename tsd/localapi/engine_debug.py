@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tsd.engine.engine import Engine
+from tsd.engine.report.doctor import doctor_facts
 from tsd.localapi.backend import Json
 
 _JSON, _TEXT = "application/json", "text/plain"
@@ -48,6 +49,8 @@ class DebugActions:
             self._engine.reach.netcheck.forced_home = int(body or b"0")
             self._restun()
             return _TEXT, b"done\n"
+        if action == "doctor":
+            return _JSON, json.dumps(await doctor_facts(self._engine)).encode() + b"\n"
         documents: dict[str, Callable[[], Any]] = {
             "current-netmap": self._engine.inspection.netmap,
             "control-knobs": self._control_knobs,

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tsd.base.addr import IPAddress
 from tsd.base.clock import Clock
@@ -22,6 +23,7 @@ from tsd.base.entropy import Entropy, system_entropy
 from tsd.base.errors import HullError
 from tsd.hull import Hull, LinkMonitor, RouterConfig, StateStore
 from tsplatform.links import LinkWatcher
+from tsplatform.linux.checks import host_facts
 from tsplatform.linux.dns_direct import BACKUP_NAME, NAMES_CLAIM, PATH, DirectDns, restore
 from tsplatform.linux.hostnames import BYPASS_MARK, HostNames, SlotClaim, claim_name, claim_slot, try_slot
 from tsplatform.linux.journal import UndoJournal
@@ -148,6 +150,12 @@ class LinuxHull(Hull):
         await self.services.start(resolve)
         self.watch.start()
         self._check_names()
+
+    async def report(self) -> dict[str, Any]:
+        """Reading the kernel's tables may take a moment: in a thread."""
+        names, config = self.claim.names, self.threaded.config
+        facts = await asyncio.to_thread(host_facts, names, config)
+        return await Hull.report(self) | {"IsUp": self.device.is_up} | facts
 
     def _check_names(self) -> None:
         self.names.check()

@@ -1,5 +1,6 @@
 """Which hull is chosen."""
 
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -8,7 +9,7 @@ from tsd.base.errors import HullError
 from tsd.hull import Hull
 from tsplatform.choose import choose_hull
 
-KERNEL, USERSPACE = cast("Hull", "kernel"), cast("Hull", "userspace")
+KERNEL, USERSPACE = cast("Hull", SimpleNamespace()), cast("Hull", SimpleNamespace())
 
 
 def _refuse(device: str) -> Hull:
@@ -23,6 +24,7 @@ def test_k10_without_a_device_it_falls_to_userspace_with_one_line(caplog: pytest
     assert choose_hull("tsd0,userspace-networking", _refuse, lambda: USERSPACE) is USERSPACE
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "/dev/net/tun" in caplog.text and "modprobe tun" in caplog.text
+    assert "/dev/net/tun" in USERSPACE.fallback_because
 
 
 def test_the_list_is_tried_in_order() -> None:

@@ -227,12 +227,13 @@ def shown(command: tuple[str, ...]) -> str:
 
 
 def clean_env() -> dict[str, str]:
-    """Without what would change the outcome: proxies, drop-in mode, another daemon's knobs."""
-    return {
+    """Without what would change the outcome: proxies, drop-in mode, another daemon's knobs. No router is asked."""
+    kept = {
         name: value
         for name, value in os.environ.items()
         if not name.lower().endswith("_proxy") and not name.startswith(("TS_", "TSD_COMPAT", "TSD_SOCKET", "NOTIFY_"))
     }
+    return kept | {"TS_DISABLE_PORTMAPPER": "1"}
 
 
 def free_port(kind: int = socket.SOCK_STREAM) -> int:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# Daemons under test never ask the router of the machine they run on; tests of the port mapper bring their own.
+os.environ.setdefault("TS_DISABLE_PORTMAPPER", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--loop-sensitive", action="store_true", help="only async tests and those marked `loops`")

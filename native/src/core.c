@@ -197,6 +197,13 @@ void core_set_path(core *c, int64_t handle, const core_path *path) {
   unlock_core(c);
 }
 
+void core_set_by_hand(core *c, int64_t handle, int on) {
+  lock_core(c);
+  peer *p = find_peer(c, handle);
+  if (p) p->by_hand = on;
+  unlock_core(c);
+}
+
 void core_refuse_gso(core *c, int64_t handle, const core_path *path) {
   lock_core(c);
   peer *p = find_peer(c, handle);

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CORE_ABI 2
+#define CORE_ABI 3
 
 #define RUN_MOST_DATAGRAMS 64
 #define RUN_MOST_BYTES 65000
@@ -149,6 +149,9 @@ void core_refuse_gso(core *c, int64_t peer, const core_path *path); /* unless th
 
 core_work *core_work_new(core *c);
 void core_work_free(core_work *w);
+
+/* While on, `keep_unrouted` treats frames for this peer as if there were no peer: somebody else must look at them. */
+void core_set_by_hand(core *c, int64_t peer, int on);
 
 /* `keep_unrouted`: frames without a peer are listed as refused, not counted as a drop. */
 int core_plan_seal(core_work *w, const core_frame *frames, size_t count, double now, int keep_unrouted,

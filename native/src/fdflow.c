@@ -74,7 +74,7 @@ void filter_free(flow_filter *f) {
   if (!f->sets) return;
   allowed_free(&f->local);
   free(f->sets);
-  free(f->guarded);
+  table_free(&f->guarded);
   pthread_mutex_destroy(&f->lock);
 }
 
@@ -140,9 +140,7 @@ void filter_begin(flow_filter *f) { pthread_mutex_lock(&f->lock); }
 void filter_end(flow_filter *f) { pthread_mutex_unlock(&f->lock); }
 
 static int is_guarded(const flow_filter *f, int64_t peer) {
-  for (size_t i = 0; i < f->guarded_count; i++)
-    if (f->guarded[i] == peer) return 1;
-  return 0;
+  return table_get(&f->guarded, (uint64_t)peer) != NULL;
 }
 
 static int is_disco(const packet_view *v) {
@@ -152,7 +150,7 @@ static int is_disco(const packet_view *v) {
 
 enum filter_verdict filter_inbound(flow_filter *f, int64_t peer, const uint8_t *packet, uint32_t bytes) {
   packet_view v;
-  if ((f->guarded_count && is_guarded(f, peer)) || view(&v, packet, bytes) || is_special(&v) || v.protocol == TSMP)
+  if (is_guarded(f, peer) || view(&v, packet, bytes) || is_special(&v) || v.protocol == TSMP)
     return FILTER_ASK;
   if (v.is_later_fragment) return FILTER_PASS;
   if (!allowed_find(&f->local, v.destination, v.address_bytes)) return FILTER_ASK;
@@ -196,15 +194,22 @@ void fdpump_forget_flows(fdpump *p) {
 }
 
 int fdpump_set_guarded(fdpump *p, const int64_t *peers, size_t peer_count) {
-  int64_t *fresh = calloc(peer_count + 1, sizeof *fresh), *former;
-  if (!fresh) return -1;
-  copy_bytes(fresh, peers, peer_count * sizeof *fresh);
+  static char mark; /* what the table holds is never looked at */
+  table fresh = {0}, former;
+  int failed = 0;
+  for (size_t i = 0; i < peer_count; i++) failed |= table_put(&fresh, (uint64_t)peers[i], &mark);
+  if (failed) {
+    table_free(&fresh);
+    return -1;
+  }
   pthread_mutex_lock(&p->filter.lock);
   former = p->filter.guarded;
   p->filter.guarded = fresh;
-  p->filter.guarded_count = peer_count;
   pthread_mutex_unlock(&p->filter.lock);
-  free(former);
+  for (uint32_t i = 0; i < former.capacity; i++)
+    if (former.slots[i].value) core_set_by_hand(p->core, (int64_t)former.slots[i].key, 0);
+  for (size_t i = 0; i < peer_count; i++) core_set_by_hand(p->core, peers[i], 1);
+  table_free(&former);
   return 0;
 }
 

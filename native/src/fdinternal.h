@@ -70,8 +70,7 @@ typedef struct {
   flow (*sets)[FLOW_WAYS];
   uint64_t uses;
   uint32_t epoch;
-  int64_t *guarded;
-  size_t guarded_count;
+  table guarded; /* handles */
   flow newest; /* outbound: spares the table for a stream */
   atomic_int watches_icmp;
 } flow_filter;
@@ -142,8 +141,8 @@ void udp_send_runs(fdpump *p, const core_run *runs, size_t run_count);
 int udp_receive(fdpump *p, int family, uint8_t *const buffers[RX_BUFFERS], udp_arrival *out);
 
 /* TUN */
-/* Turns what was read into a frame; finishes checksums in place. -1: malformed. */
-int tun_parse(const fdpump *p, uint8_t *raw, uint32_t bytes, core_frame *out);
+/* Turns what was read into a frame; finishes checksums and lowers the MSS in place. -1: malformed. */
+int tun_parse(fdpump *p, uint8_t *raw, uint32_t bytes, core_frame *out);
 /* Writes an item of the coalescer, whose memory may be changed. */
 void tun_write_item(fdpump *p, coalescer *c, coalesce_item *item);
 

@@ -12,8 +12,10 @@
 
 static const char *const names[FD_COUNTERS] = {
     "tun_reads", "tun_frames", "tun_read_bytes", "tun_writes", "tun_written_bytes", "tun_write_errors", "tun_gso_refused",
-    "tun_malformed", "udp_sends", "udp_datagrams_sent", "udp_bytes_sent", "udp_send_errors", "udp_send_waits",
-    "udp_gso_refused", "udp_no_socket", "udp_receives", "udp_datagrams", "udp_bytes", "filter_passed", "filter_asked",
+    "tun_malformed", "udp_sends", "udp4_datagrams_sent", "udp4_bytes_sent", "udp6_datagrams_sent", "udp6_bytes_sent",
+    "udp_send_errors", "udp_send_waits",
+    "udp_gso_refused", "udp_no_socket", "udp_receives", "udp4_datagrams", "udp4_bytes", "udp6_datagrams", "udp6_bytes",
+    "mss_lowered", "filter_passed", "filter_asked",
     "up_messages", "up_overflow"};
 
 const char *fd_counter_name(int counter) { return counter >= 0 && counter < FD_COUNTERS ? names[counter] : NULL; }
@@ -125,6 +127,17 @@ void fdpump_stop(fdpump *p) {
   wake_ring(p->stop_wake);
   while (p->thread_count) pthread_join(p->threads[--p->thread_count], NULL);
   wake_clear(p->stop_wake);
+}
+
+int fdpump_set_sockets(fdpump *p, const int udp_fd[2], int udp_gso, int udp_gro) {
+  fdpump_stop(p);
+  p->options.udp_gso = udp_gso;
+  p->options.udp_gro = udp_gro;
+  for (int i = 0; i < 2; i++) {
+    p->options.udp_fd[i] = udp_fd[i];
+    atomic_store(&p->udp_gso[i], FD_LINUX && udp_gso);
+  }
+  return fdpump_start(p);
 }
 
 void fdpump_counters(const fdpump *p, uint64_t out[FD_COUNTERS]) {

@@ -37,10 +37,10 @@ typedef struct {
 enum fd_counter {
   FD_TUN_READS, FD_TUN_FRAMES, FD_TUN_READ_BYTES, FD_TUN_WRITES, FD_TUN_WRITTEN_BYTES, FD_TUN_WRITE_ERRORS,
   FD_TUN_GSO_REFUSED, FD_TUN_MALFORMED,
-  FD_UDP_SENDS, FD_UDP_DATAGRAMS_SENT, FD_UDP_BYTES_SENT, FD_UDP_SEND_ERRORS, FD_UDP_SEND_WAITS, FD_UDP_GSO_REFUSED,
+  FD_UDP_SENDS, FD_UDP4_DATAGRAMS_SENT, FD_UDP4_BYTES_SENT, FD_UDP6_DATAGRAMS_SENT, FD_UDP6_BYTES_SENT, FD_UDP_SEND_ERRORS, FD_UDP_SEND_WAITS, FD_UDP_GSO_REFUSED,
   FD_UDP_NO_SOCKET,
-  FD_UDP_RECEIVES, FD_UDP_DATAGRAMS, FD_UDP_BYTES,
-  FD_FILTER_PASSED, FD_FILTER_ASKED,
+  FD_UDP_RECEIVES, FD_UDP4_DATAGRAMS, FD_UDP4_BYTES, FD_UDP6_DATAGRAMS, FD_UDP6_BYTES,
+  FD_MSS_LOWERED, FD_FILTER_PASSED, FD_FILTER_ASKED,
   FD_UP_MESSAGES, FD_UP_OVERFLOW,
   FD_COUNTERS
 };
@@ -61,6 +61,8 @@ typedef struct {
 /* NULL: out of memory or descriptors. */
 fdpump *fdpump_new(core *c, const fdpump_options *options);
 int fdpump_start(fdpump *p); /* 0, or an errno */
+/* Other sockets from now on; -1: none. What was learnt about offloads is forgotten with the old ones. 0, or an errno. */
+int fdpump_set_sockets(fdpump *p, const int udp_fd[2], int udp_gso, int udp_gro);
 void fdpump_stop(fdpump *p); /* returns when the threads have ended; may start again */
 void fdpump_free(fdpump *p);
 void fdpump_counters(const fdpump *p, uint64_t out[FD_COUNTERS]);
@@ -85,7 +87,7 @@ int fdpump_set_local(fdpump *p, const core_prefix *prefixes, size_t count);
  * port, others by addresses and protocol. */
 void fdpump_allow_like(fdpump *p, const uint8_t *packet, uint32_t bytes);
 void fdpump_forget_flows(fdpump *p); /* those that we started, too */
-/* Every packet of these peers goes up. Replaces. */
+/* Every packet of these peers and to them goes up (INBOUND, HOST). Replaces. */
 int fdpump_set_guarded(fdpump *p, const int64_t *peers, size_t count);
 /* The peer was removed: what is kept about it can go. */
 void fdpump_forget_peer(fdpump *p, int64_t peer);

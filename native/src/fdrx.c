@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "fdinternal.h"
+#include "mss.h"
 
 struct rx_worker {
   fdpump *pump;
@@ -63,11 +64,23 @@ static void up_item(fdpump *p, const coalescer *c, const coalesce_item *item) {
   free(whole);
 }
 
+static void lower_mss(fdpump *p, const coalescer *c) {
+  for (uint32_t i = 0; i < c->item_count; i++) {
+    union {
+      const uint8_t *from;
+      uint8_t *at;
+    } packet = {c->items[i].packet};
+    if (!c->items[i].first_piece && mss_clamp(packet.at, c->items[i].first_bytes, p->core->mtu_bytes))
+      count(p, FD_MSS_LOWERED, 1);
+  }
+}
+
 static void deliver(rx_worker *x) {
   fdpump *p = x->pump;
   coalescer *c = &x->work->coalescer;
   uint64_t passed = 0;
   if (!c->item_count || reserve(&x->verdicts, &x->verdict_capacity, c->item_count, 1)) return;
+  lower_mss(p, c);
   filter_begin(&p->filter);
   for (uint32_t i = 0; i < c->item_count; i++)
     x->verdicts[i] = (uint8_t)filter_inbound(&p->filter, c->items[i].peer, c->items[i].packet, c->items[i].first_bytes);

@@ -7,6 +7,7 @@
 
 #include "checksum.h"
 #include "fdinternal.h"
+#include "mss.h"
 
 enum { NEEDS_CSUM = 1, GSO_TCP4 = 1, GSO_UDP = 3, GSO_TCP6 = 4, GSO_UDP_L4 = 5, GSO_ECN = 0x80 };
 #define MOST_PARTS 1000
@@ -25,14 +26,18 @@ static int finish_checksum(uint8_t *packet, uint32_t bytes, const vnet_header *h
   return 0;
 }
 
-int tun_parse(const fdpump *p, uint8_t *raw, uint32_t bytes, core_frame *out) {
+int tun_parse(fdpump *p, uint8_t *raw, uint32_t bytes, core_frame *out) {
   vnet_header h = {0};
   uint32_t skip = p->options.vnet ? VNET_BYTES : 0;
   if (bytes <= skip) return -1;
   copy_bytes(&h, raw, skip);
   *out = (core_frame){.packet = raw + skip, .bytes = bytes - skip};
   int type = h.gso_type & ~GSO_ECN;
-  if (type == 0) return h.flags & NEEDS_CSUM ? finish_checksum(raw + skip, bytes - skip, &h) : 0;
+  if (type == 0) {
+    if (h.flags & NEEDS_CSUM && finish_checksum(raw + skip, bytes - skip, &h)) return -1;
+    count(p, FD_MSS_LOWERED, (uint64_t)mss_clamp(raw + skip, bytes - skip, p->core->mtu_bytes));
+    return 0;
+  }
   if ((type != GSO_TCP4 && type != GSO_TCP6 && type != GSO_UDP_L4) || !h.gso_size) return -1;
   out->segment_bytes = h.gso_size;
   out->is_udp = type == GSO_UDP_L4;

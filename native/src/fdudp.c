@@ -84,6 +84,11 @@ static void note_failure(fdpump *p, const core_run *run, const struct sockaddr_s
   up_send_error(p, run->peer, error, name);
 }
 
+static void count_sent(fdpump *p, int is_v6, uint64_t datagrams, uint64_t bytes) {
+  count(p, is_v6 ? FD_UDP6_DATAGRAMS_SENT : FD_UDP4_DATAGRAMS_SENT, datagrams);
+  count(p, is_v6 ? FD_UDP6_BYTES_SENT : FD_UDP4_BYTES_SENT, bytes);
+}
+
 static void send_singly(fdpump *p, int fd, const core_run *run, struct sockaddr_storage *name, socklen_t name_bytes) {
   int tries = 0;
   for (uint32_t at = 0; at < run->bytes;) {
@@ -94,8 +99,7 @@ static void send_singly(fdpump *p, int fd, const core_run *run, struct sockaddr_
       note_failure(p, run, name, error);
       if (error != EAGAIN && error != ENOBUFS) return; /* the others will fare the same */
     } else {
-      count(p, FD_UDP_DATAGRAMS_SENT, 1);
-      count(p, FD_UDP_BYTES_SENT, bytes);
+      count_sent(p, run->path.family == 6, 1, bytes);
     }
     tries = 0;
     at += bytes;
@@ -131,9 +135,8 @@ static void flush(fdpump *p, send_batch *b) {
     tries = 0;
     count(p, FD_UDP_SENDS, 1);
     for (int i = 0; i < sent; i++, at++) {
-      uint64_t bytes = b->parts[at].iov_len;
-      count(p, FD_UDP_DATAGRAMS_SENT, is_segmented(&b->messages[at]) ? b->runs[at]->count : 1);
-      count(p, FD_UDP_BYTES_SENT, bytes);
+      uint64_t datagrams = is_segmented(&b->messages[at]) ? b->runs[at]->count : 1;
+      count_sent(p, (int)b->socket, datagrams, b->parts[at].iov_len);
     }
   }
   b->used = 0;
@@ -218,8 +221,8 @@ int udp_receive(fdpump *p, int family, uint8_t *const buffers[RX_BUFFERS], udp_a
     out[i].at = buffers[i];
     out[i].bytes = m[i].msg_len;
     out[i].unit = unit_of(&m[i].msg_hdr, m[i].msg_len);
-    count(p, FD_UDP_BYTES, m[i].msg_len);
-    count(p, FD_UDP_DATAGRAMS, out[i].unit ? (m[i].msg_len + out[i].unit - 1) / out[i].unit : 1);
+    count(p, family ? FD_UDP6_BYTES : FD_UDP4_BYTES, m[i].msg_len);
+    count(p, family ? FD_UDP6_DATAGRAMS : FD_UDP4_DATAGRAMS, out[i].unit ? (m[i].msg_len + out[i].unit - 1) / out[i].unit : 1);
   }
   return got;
 }

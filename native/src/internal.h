@@ -44,6 +44,7 @@ struct peer {
   int64_t handle;
   session *current, *previous, *next;
   core_path path;
+  int by_hand; /* its frames go to the caller, sealed by nobody (`keep_unrouted`) */
   core_activity activity; /* of the session fields only rekey_wanted is kept here */
   uint64_t attention_call, authenticated_call, confirmed_call; /* last call in which it was listed */
   uint64_t send_call;

@@ -146,7 +146,7 @@ static void report(const core_work *w, core_seal_result *result) {
 static int plan_frame(core_work *w, const core_frame *frame, uint32_t number, double now, int keep_unrouted) {
   int no_peer = 0;
   peer *p = owner_of(w->core, frame, &no_peer);
-  if (no_peer && keep_unrouted) return refuse(w, NULL, number);
+  if (keep_unrouted && (no_peer || (p && p->by_hand))) return refuse(w, NULL, number);
   if (no_peer) w->core->drops[DROP_NO_PEER]++;
   if (!p) return 0;
   session *s = usable_session(p, now);

@@ -1,8 +1,10 @@
 """The packet pump in C, and the choice between it and the Python one.
 
-`load()` gives the fastest `tsd.dataplane.pump.Core` that works here. Environment: `TSD_PUMP=python|native` forces one
-(native: an error when it is missing); `TSD_AEAD=avx2|portable` chooses the AEAD kernel, `TSD_AEAD=library` the Python
-pump, whose AEAD is the library's. A compiled module of another version is never used.
+`load()` gives the fastest `tsd.dataplane.pump.Core` that works here, `load_pump()` threads that move the packets of a
+device on it. Environment: `TSD_PUMP=python` forces the Python core, `batch` and `threads` the C core (an error when it
+is missing), `batch` without threads: the event loop moves the packets; `native` is `threads`. `TSD_AEAD=avx2|portable`
+chooses the AEAD kernel, `TSD_AEAD=library` the Python core, whose AEAD is the library's. A compiled module of another
+version is never used.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import warnings
 from types import ModuleType
 
 from tsd.base.errors import TsdError
+from tsd.dataplane.fdpump import FdPump
 from tsd.dataplane.pump import Core
 
-__all__ = ["ABI", "BACKEND", "describe", "load", "native"]
+__all__ = ["ABI", "BACKEND", "describe", "load", "load_pump", "native"]
 
-ABI = 2
+ABI = 3
 """Equals CORE_ABI in native/src/core.h; raised when the glue or the core changes shape."""
 
 
@@ -40,14 +43,14 @@ native, _why_not = _import_native()
 def _choose() -> tuple[str, str]:
     """("native" or "python", reason for python)."""
     pump = os.environ.get("TSD_PUMP", "")
-    if pump not in ("", "native", "python"):
-        raise TsdError(f"TSD_PUMP={pump}: want native or python")
+    if pump not in ("", "native", "threads", "batch", "python"):
+        raise TsdError(f"TSD_PUMP={pump}: want threads, batch or python")
     if pump == "python":
         return "python", "TSD_PUMP=python"
     if os.environ.get("TSD_AEAD") == "library":
         return "python", "TSD_AEAD=library"
-    if native is None and pump == "native":
-        raise TsdError(f"TSD_PUMP=native, but the native pump is {_why_not}")
+    if native is None and pump:
+        raise TsdError(f"TSD_PUMP={pump}, but the native pump is {_why_not}")
     return ("native", "") if native is not None else ("python", _why_not)
 
 
@@ -69,6 +72,14 @@ def load(mtu_bytes: int = 1280) -> Core:
     from tsd.dataplane.reference import ReferenceCore
 
     return ReferenceCore(mtu_bytes)
+
+
+def load_pump(core: Core) -> FdPump | None:
+    """Threads for a core of `load`; None where the environment or the core wants none."""
+    if native is None or not isinstance(core, native.NativeCore) or os.environ.get("TSD_PUMP") == "batch":
+        return None
+    pump: FdPump = native.FdPump(core)
+    return pump
 
 
 def describe() -> str:

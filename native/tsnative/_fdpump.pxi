@@ -36,6 +36,7 @@ cdef extern from "fdpump.h" nogil:
     const char *fd_counter_name(int counter)
     fdpump *fdpump_new(core *c, const fdpump_options *options)
     int fdpump_start(fdpump *p)
+    int fdpump_set_sockets(fdpump *p, const int *udp_fd, int udp_gso, int udp_gro)
     void fdpump_stop(fdpump *p)
     void fdpump_free(fdpump *p)
     void fdpump_counters(const fdpump *p, uint64_t *out)
@@ -99,6 +100,17 @@ cdef class FdPump:
         self._pump = NULL
         with nogil:
             fdpump_free(pump)
+
+    def set_sockets(self, udp4_fd, udp6_fd, bint udp_gso=True, bint udp_gro=True):
+        cdef int fds[2]
+        cdef int error
+        cdef fdpump *pump = self._running()
+        fds[0] = -1 if udp4_fd is None else udp4_fd
+        fds[1] = -1 if udp6_fd is None else udp6_fd
+        with nogil:
+            error = fdpump_set_sockets(pump, fds, udp_gso, udp_gro)
+        if error:
+            raise OSError(error, os.strerror(error))
 
     cdef fdpump *_running(self) except NULL:
         if self._pump == NULL:

@@ -89,6 +89,24 @@ def test_kernel_pings_also_in_fragments(net: Tailnet, far: str, version: int, si
     assert answered(said) >= (5 if size < 8000 else 4), said
 
 
+def test_the_threads_of_the_pump_move_the_packets(net: Tailnet) -> None:
+    status = net.k.status()
+    if "native" not in status["Pump"]:
+        pytest.skip("the native core is not built")
+    assert status["Pump"].endswith("own threads"), status["Pump"]
+    before = _pump_counters(net.k)
+    assert answered(_ping(net, net.k, net.m.ip4, "-c", "20", "-i", "0.05")) == 20
+    after = _pump_counters(net.k)
+    sent, asked = (after[name] - before[name] for name in ("udp4_datagrams_sent", "filter_asked"))
+    assert sent >= 15, (before, after)
+    assert asked <= 5 and not after["up_overflow"], (before, after)
+
+
+def _pump_counters(node: Node) -> dict[str, int]:
+    rows = (line.split() for line in node.call("debug", "metrics").stdout.splitlines() if line.startswith("tsd_pump_"))
+    return {name.removeprefix("tsd_pump_"): int(value) for name, value in rows}
+
+
 @pytest.mark.parametrize("kind", ["", "--tsmp", "--icmp", "--peerapi"])
 def test_pings_of_the_tailnet_both_ways(net: Tailnet, kind: str) -> None:
     for near, far in ((net.u, net.k), (net.k, net.u), (net.k, net.m)):

@@ -173,6 +173,7 @@ class DaemonService:
             clock=clock,
             entropy=system_entropy,
             new_core=tsnative.load,
+            new_pump=tsnative.load_pump,
             open_udp=host_udp(protect),
             derp=derp_options,
             resolve_host=resolve_host,

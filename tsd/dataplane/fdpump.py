@@ -18,14 +18,14 @@ the daemon answers itself. Implemented by `tsnative.FdPump`; there is no Python 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from tsd.base.addr import AddrPort, IPPrefix
 from tsd.dataplane.pump import Core
-from tsd.hull import Frame
+from tsd.hull import Frame, Tun
 
 
 class UpKind(IntEnum):
@@ -79,6 +79,26 @@ class FdPumpOptions:
     """Room for upcalls; 0: 4 MiB."""
 
 
+@runtime_checkable
+class DeviceTun(Tun, Protocol):
+    """A TUN that a pump may work on itself."""
+
+    has_gso: bool
+    has_uso: bool
+    divert: Callable[[Frame], bool]
+    """Asked for a frame of the host that may be for a service of the hull's own; True: it was."""
+
+    @property
+    def has_header(self) -> bool:
+        """Whether every packet comes and goes behind a virtio header of 10 bytes."""
+
+    def fileno(self) -> int:
+        """It does not block."""
+
+    def release(self) -> None:
+        """Read no more on the loop; `attach` starts it again. `deliver` goes on working."""
+
+
 class FdPump(Protocol):
     """All methods may be called while the threads run; from one thread at a time."""
 
@@ -89,6 +109,9 @@ class FdPump(Protocol):
         self, tun_fd: int, udp4_fd: int | None, udp6_fd: int | None, options: FdPumpOptions = FdPumpOptions()
     ) -> None:
         """The descriptors must not block and stay open until `stop`. Raises OSError."""
+
+    def set_sockets(self, udp4_fd: int | None, udp6_fd: int | None, udp_gso: bool = True, udp_gro: bool = True) -> None:
+        """Others from now on; call it with None before the old ones are closed. Flows, paths and counters stay."""
 
     def stop(self) -> None:
         """Returns when the threads have ended; messages not taken are lost. Sessions stay in the core."""
@@ -114,7 +137,8 @@ class FdPump(Protocol):
         destination port."""
 
     def set_guarded(self, peers: Sequence[int]) -> None:
-        """Every packet of these peers needs a verdict (jailed peers). Replaces."""
+        """Every packet of these peers, and to them, needs a look (INBOUND, HOST): jailed ones, and those that know us
+        by another address. Replaces; a peer that is new to the core comes before."""
 
     def forget_flows(self) -> None:
         """Also the flows that we started: when the shields go up."""

@@ -17,6 +17,7 @@ from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.errors import DecodeError, StateError, TsdError
 from tsd.base.keys import DiscoPrivate, DiscoPublic, MachinePrivate, NodePrivate
+from tsd.dataplane.fdpump import FdPump
 from tsd.dataplane.pump import Core
 from tsd.engine.account.account import Account, ControlLink
 from tsd.engine.account.prefs import Prefs
@@ -74,6 +75,7 @@ class EngineOptions:
     never_direct_udp: bool = False
     always_use_derp: bool = False
     write_keylog: Callable[[str], None] | None = None
+    new_pump: Callable[[Core], FdPump | None] = lambda core: None
     facts: hostinfo.HostFacts | None = None
     store_error: str = ""
 
@@ -267,6 +269,7 @@ class Engine:
             never_direct_udp=self.options.never_direct_udp,
             always_use_derp=self.options.always_use_derp,
             write_keylog=self.options.write_keylog,
+            new_pump=self.options.new_pump,
         )
         told = PlaneEvents(
             on_endpoints_wanted=self.reach.look,
@@ -281,7 +284,8 @@ class Engine:
         plane.make_probe = self.pings.probe
         plane.wireguard.priority_message = self.tailnet.priority_message
         plane.paths_of = self.tailnet.paths_of
-        plane.datapath.attach(self._hull.tun)
+        plane.attach(self._hull.tun)
+        self.pings.on_icmp_waiting = plane.watch_icmp
         self.reach.set_plane(plane)
         self.tailnet.refill()
 

@@ -462,6 +462,7 @@ class Tailnet:
         if plane is not None:
             plane.core.set_aliases(self.own_addresses, self._aliases)
             plane.datapath.jailed = frozenset(self._jailed)
+            plane.rules_changed()
 
     def _source_has_capability(self, source: bytes, capability: str) -> bool:
         peer = self.peers.by_packed(source)

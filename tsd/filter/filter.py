@@ -33,6 +33,11 @@ class Verdict(NamedTuple):
     reject_tsmp: bytes | None = None
     """An IP packet that tells the sender why; send it back through the tunnel."""
 
+    @property
+    def is_for_all_like(self) -> bool:
+        """Whether packets of the same protocol, addresses and destination port are accepted, too."""
+        return self is _RULE or self is _PEERAPI
+
 
 _TOO_SHORT = Verdict(False, "too_short")
 _UNKNOWN_PROTOCOL = Verdict(False, "unknown_protocol")
@@ -83,6 +88,7 @@ class PacketFilter:
         state: FlowTable | None = None,
     ) -> None:
         self.shields_up = shields_up
+        self.local_prefixes = tuple(local_prefixes)
         self.state = state if state is not None else FlowTable()
         self.has_capability: HasCapability = lambda source, capability: False
         self.peerapi: frozenset[tuple[bytes, int]] = frozenset()

@@ -77,7 +77,7 @@ class EngineBackend(OptionalBackend):
             "Peer": self._peer_statuses() if with_peers and netmap is not None else None,
             "User": self._users(),
             "ClientVersion": to_go(netmap.client_version) if netmap is not None and netmap.client_version else None,
-            "Pump": self._pump,
+            "Pump": self._pump + engine.inspection.pump_manner(),
         }
         return out
 

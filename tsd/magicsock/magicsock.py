@@ -173,6 +173,13 @@ class Magicsock:
             return peer.best_route
         return self._route_in_doubt(peer, now)
 
+    def trusted(self, handle: int, now: float) -> AddrPort | None:
+        """The address that everything goes to alone now; None: `route` decides for each batch. Stamps nothing."""
+        peer = self._peers.get(handle)
+        if peer is None or now > peer.trust_until or self._always_use_derp:
+            return None
+        return peer.best.address
+
     def note_received(self, handles: Sequence[int], source: AddrPort | DerpSource, now: float) -> None:
         """Authentic WireGuard data (or a handshake) came in. Proves no path, only that the peer hears us."""
         for handle in handles:

@@ -91,6 +91,16 @@ class UdpSocket:
     def is_closed(self) -> bool:
         return self._sock.fileno() < 0
 
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def pause(self) -> None:
+        """Read no more: somebody else does, on the descriptor."""
+        self._loop.remove_reader(self._sock.fileno())
+
+    def resume(self) -> None:
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
     def close(self) -> None:
         """Idempotent; what was queued is lost."""
         if self.is_closed:

@@ -34,8 +34,22 @@ def test_python_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tsnative.load().name == "python"
     assert tsnative.describe() == "python (TSD_PUMP=python)"
     monkeypatch.setenv("TSD_PUMP", "rust")
-    with pytest.raises(TsdError, match="want native or python"):
+    with pytest.raises(TsdError, match="want threads, batch or python"):
         tsnative.load()
+
+
+@pytest.mark.skipif(tsnative.native is None, reason="the native core is not built")
+@pytest.mark.parametrize(("choice", "has_threads"), [("", True), ("native", True), ("threads", True), ("batch", False)])
+def test_threads_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, choice: str, has_threads: bool) -> None:
+    monkeypatch.setenv("TSD_PUMP", choice)
+    core = tsnative.load()
+    assert core.name.startswith("native")
+    assert (tsnative.load_pump(core) is not None) == has_threads
+
+
+def test_the_python_core_has_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TSD_PUMP", "python")
+    assert tsnative.load_pump(tsnative.load()) is None
 
 
 def test_library_aead_means_the_python_pump(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,10 +99,14 @@ class DataPath:
         self.answer_locally: Callable[[Packet], list[Frame] | None] = lambda packet: None
         self.node_key_of: Callable[[int], NodePublic | None] = lambda handle: None
         self.ensure_peer: Callable[[int], bool] = lambda handle: True
+        self.on_allowed: Callable[[bytes | bytearray | memoryview], None] = lambda packet: None
+        """A rule let an inbound packet in, and would let its like in."""
 
-    def attach(self, tun: Tun) -> None:
+    def attach(self, tun: Tun, *, reads: bool = True) -> None:
+        """`reads` False: somebody else hands over what the host sends."""
         self._tun = tun
-        tun.attach(self.from_host)
+        if reads:
+            tun.attach(self.from_host)
 
     # --- host to overlay
 
@@ -117,17 +121,27 @@ class DataPath:
         now = self._clock.now()
         result = self._core.seal(frames, now)
         self.send_sealed(result.sealed, now)
-        if result.no_session or result.attention:
-            wall_ns = self._clock.wall_ns()
-            for handle, frame in result.no_session:
-                if self.ensure_peer(handle):
-                    self._wireguard.stage(handle, frame, now, wall_ns)
-            if result.attention:
-                self._wireguard.note(result.attention, (), (), now, wall_ns)
+        self.stage(result.no_session)
+        self.note(result.attention, ())
         if result.no_session:
             self._driver.kick()
         elif not self._is_flush_due:
             self._driver.kick_soon()
+
+    def stage(self, waiting: Sequence[tuple[int, Frame]]) -> None:
+        """(peer, frame) without a session. Drain the machines afterwards."""
+        if not waiting:
+            return
+        now, wall_ns = self._clock.now(), self._clock.wall_ns()
+        for handle, frame in waiting:
+            if self.ensure_peer(handle):
+                self._wireguard.stage(handle, frame, now, wall_ns)
+
+    def note(self, attention: Sequence[int], confirmed: Sequence[int], authenticated: Sequence[int] = ()) -> None:
+        """What the core says about timers and handshakes. Drain the machines afterwards."""
+        if attention or confirmed:
+            now, wall_ns = self._clock.now(), self._clock.wall_ns()
+            self._wireguard.note(attention, confirmed, authenticated, now, wall_ns)
 
     def _may_leave(self, frame: Frame) -> bool:
         if frame.segment_bytes or running_tcp_destination(frame.packet) is not None:
@@ -185,20 +199,22 @@ class DataPath:
         now = self._clock.now()
         result = self._core.open(datagrams, datagram_bytes, now)
         for kind, datagram in result.others:
-            self._not_data(kind, datagram, source, now)
+            self.take_other(kind, datagram, source)
         if result.authenticated:
             traffic = self.traffic.of(source)
             traffic.rx_bytes += len(datagrams)
             traffic.rx_packets += -(-len(datagrams) // datagram_bytes) if datagram_bytes else 1
             self._magicsock.note_received(result.authenticated, source, now)
-        if result.attention or result.confirmed:
-            wall_ns = self._clock.wall_ns()
-            self._wireguard.note(result.attention, result.confirmed, result.authenticated, now, wall_ns)
-        for item in result.opened:
-            if self._may_enter(item):
-                self._inbox.append(item.frame)
+        self.note(result.attention, result.confirmed, result.authenticated)
         if result.others or result.confirmed:
             self._driver.kick()
+        self.take_opened(result.opened)
+
+    def take_opened(self, opened: Sequence[Opened]) -> None:
+        """What was opened, and not judged yet."""
+        for item in opened:
+            if self._may_enter(item):
+                self._inbox.append(item.frame)
         if not self._is_flush_due:
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -219,7 +235,9 @@ class DataPath:
         for run, size in _runs(packets):
             self.from_underlay(run[0] if len(run) == 1 else b"".join(run), size, source)
 
-    def _not_data(self, kind: Other, datagram: bytes, source: Source, now: float) -> None:
+    def take_other(self, kind: Other, datagram: bytes, source: Source) -> None:
+        """A datagram that is not transport data. Drain the machines afterwards."""
+        now = self._clock.now()
         if kind is Other.HANDSHAKE:
             self._wireguard.receive(datagram, source, now, self._clock.wall_ns())
         elif kind is Other.DISCO:
@@ -237,6 +255,8 @@ class DataPath:
             return False
         verdict = chosen.inbound(packet)
         if verdict.accept:
+            if verdict.is_for_all_like:
+                self.on_allowed(packet.packet)
             return True
         self.traffic.inbound_drops.add(verdict.reason)
         if log.isEnabledFor(TRACE):

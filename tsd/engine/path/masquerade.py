@@ -53,6 +53,11 @@ class MasqueradingCore:
         self.seal_to = self._seal_to if self._aliases else core.seal_to
         self.open = self._open if self._aliases else core.open
 
+    @property
+    def masqueraded(self) -> frozenset[int]:
+        """Peers that know us by another address."""
+        return frozenset(self._aliases)
+
     # --- what is rewritten
 
     def _seal(self, frames: Sequence[Frame], now: float) -> SealResult:
@@ -68,7 +73,7 @@ class MasqueradingCore:
         result = self._core.open(datagrams, datagram_bytes, now)
         if not any(item.peer in self._aliases for item in result.opened):
             return result
-        return result._replace(opened=[self._inbound(item) for item in result.opened])
+        return result._replace(opened=[self.inbound(item) for item in result.opened])
 
     def _outbound(self, frame: Frame) -> Frame:
         peer = self._core.route(_destination(frame.packet))
@@ -82,7 +87,8 @@ class MasqueradingCore:
             return frame
         return Frame(with_source(frame.packet, alias, is_partial=frame.segment_bytes > 0), frame.segment_bytes)
 
-    def _inbound(self, item: Opened) -> Opened:
+    def inbound(self, item: Opened) -> Opened:
+        """A packet that somebody else opened, as everything above must see it."""
         frame = item.frame
         destination = _destination(frame.packet)
         own = self._own.get(len(destination))

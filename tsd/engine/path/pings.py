@@ -75,6 +75,8 @@ class Pings:
         self._tsmp: dict[bytes, asyncio.Future[int]] = {}
         self._icmp: dict[bytes, asyncio.Future[None]] = {}
         self._probes: dict[bytes, Callable[[], None]] = {}
+        self.on_icmp_waiting: Callable[[bool], None] = lambda waiting: None
+        """ICMP replies must be shown to `intercept` while one is waited for."""
 
     async def ping(self, ip: IPAddress, kind: str, size: int = 0) -> dict[str, Any]:
         """Waits for the reply without limit: the caller cancels. Never raises for an unreachable peer."""
@@ -141,12 +143,14 @@ class Pings:
 
     async def _round_trip(self, waiting: dict[bytes, Any], token: bytes, packet: bytes) -> tuple[Any, float]:
         waiting[token] = reply = asyncio.get_running_loop().create_future()
+        self.on_icmp_waiting(bool(self._icmp))
         started = self._clock.now()
         try:
             self._host.send([Frame(packet)])
             return await reply, self._clock.now() - started
         finally:
             waiting.pop(token, None)
+            self.on_icmp_waiting(bool(self._icmp))
 
     async def _ping_peerapi(self, peer: Peer) -> dict[str, Any]:
         remote = peerapi_address(peer)

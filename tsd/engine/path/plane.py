@@ -18,13 +18,16 @@ from tsd.base.errors import ProtocolError
 from tsd.base.keys import DiscoPrivate, NodePrivate, NodePublic
 from tsd.base.log import fields
 from tsd.base.machine import Deadline
+from tsd.dataplane.fdpump import DeviceTun, FdPump
 from tsd.dataplane.pump import Core
 from tsd.engine.driver import Driver
-from tsd.engine.path.datapath import DataPath
+from tsd.engine.path.datapath import DataPath, Traffic
+from tsd.engine.path.fastpath import FastPath
 from tsd.engine.path.masquerade import MasqueradingCore
 from tsd.engine.path.pings import DiscoReply
 from tsd.engine.path.sockets import UdpSockets
 from tsd.engine.peers import Peer, PeerTable
+from tsd.hull import Tun
 from tsd.magicsock import types as paths
 from tsd.magicsock.magicsock import Magicsock
 from tsd.transport.derp import DerpOptions
@@ -49,6 +52,8 @@ class PlaneOptions:
     never_direct_udp: bool = False
     always_use_derp: bool = False
     write_keylog: Callable[[str], None] | None = None
+    new_pump: Callable[[Core], FdPump | None] = lambda core: None
+    """Threads that move the packets of a device by themselves, on such a core; None: the loop moves them."""
 
 
 @dataclass(slots=True)
@@ -95,7 +100,8 @@ class Plane:
         self._pings: dict[int, asyncio.Future[DiscoReply]] = {}
         self.make_probe: Callable[[IPAddress, Callable[[], None]], bytes | None] = lambda ip, on_pong: None
         """A packet that the peer answers, and what to call then; the engine sets it."""
-        self.core = MasqueradingCore(options.new_core())
+        self._bare_core = options.new_core()
+        self.core = MasqueradingCore(self._bare_core)
         self.wireguard = WireGuard(
             node_private,
             self.core,
@@ -125,8 +131,44 @@ class Plane:
         self.datapath = DataPath(self.core, self.wireguard, self.magicsock, self._clock, self, self.driver)
         self.datapath.node_key_of = self._node_key_of
         self.datapath.ensure_peer = self.ensure_in_wireguard
+        self.fast: FastPath | None = None
+
+    def attach(self, tun: Tun) -> None:
+        """The host's packets go through this plane from now on."""
+        if isinstance(tun, DeviceTun):
+            self.fast = self._start_fast(tun)
+        self.datapath.attach(tun, reads=self.fast is None)
+
+    def _start_fast(self, device: DeviceTun) -> FastPath | None:
+        pump = self._options.new_pump(self._bare_core)
+        if pump is None:
+            return None
+        fast = FastPath(pump, self.core, self.datapath, self.magicsock, self._sockets, self._clock, self.driver)
+        try:
+            fast.start(device)
+        except (OSError, MemoryError) as err:
+            log.warning(fields("packets are moved by the event loop: the pump's threads do not start", reason=err))
+            return None
+        return fast
+
+    def rules_changed(self) -> None:
+        """The datapath's filters are other ones, or who is jailed or masqueraded."""
+        if self.fast is not None:
+            self.fast.apply_rules()
+
+    def watch_icmp(self, on: bool) -> None:
+        if self.fast is not None:
+            self.fast.watch_icmp(on)
+
+    def traffic(self) -> Traffic:
+        if self.fast is not None:
+            self.fast.count_traffic()
+        return self.datapath.traffic
 
     def close(self) -> None:
+        if self.fast is not None:
+            self.fast.count_traffic()
+            self.fast.stop()
         self.driver.close()
         self.derp.close()
         for waiting in self._pings.values():
@@ -165,6 +207,8 @@ class Plane:
         self.wireguard.remove_peer(peer.handle)
         self.core.remove_peer(peer.handle)
         self.magicsock.remove_peer(peer.handle)
+        if self.fast is not None:
+            self.fast.remove_peer(peer.handle)
 
     def restart_session(self, peer: Peer) -> None:
         """The peer restarted: the next packet shakes hands at once."""
@@ -191,6 +235,8 @@ class Plane:
         self.derp.link_changed(local)
         for peer in self._peers:
             self.wireguard.retry(peer.handle, now, wall_ns)
+        if self.fast is not None:
+            self.fast.settle_all()
         self.driver.kick()
 
     def _handle_of_stranger(self, node_key: NodePublic) -> int | None:
@@ -241,6 +287,8 @@ class Plane:
             case paths.SendDerp(region, node_key, datagram):
                 self.derp.send(region, node_key, datagram)
             case paths.PathChanged(handle, path):
+                if self.fast is not None:
+                    self.fast.path_changed(handle)
                 log.debug(fields("path changed", peer=handle, endpoint=path.cur_addr, derp_region=path.relay_region))
             case paths.EndpointsWanted(reason):
                 self._told.on_endpoints_wanted(reason)

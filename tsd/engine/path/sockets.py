@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tsd.base.addr import AddrPort
 from tsd.base.errors import HullError
@@ -46,6 +46,25 @@ def host_udp(protect: Callable[[socket.socket], None]) -> OpenUdp:
     return open_udp
 
 
+class Borrower(Protocol):
+    """Who reads and writes the sockets itself for a while."""
+
+    def sockets_closing(self) -> None:
+        """Use them no more."""
+
+    def sockets_opened(self) -> None:
+        """There are others: ask `UdpSockets.lent`."""
+
+
+class Lent(NamedTuple):
+    """Descriptors of both families, and what they can."""
+
+    v4: int | None
+    v6: int | None
+    has_gso: bool
+    has_gro: bool
+
+
 class UdpSockets:
     """Both families. IPv6 is optional; IPv4 failing to bind is reported by `problem`."""
 
@@ -57,6 +76,7 @@ class UdpSockets:
         self._v4: Udp | None = None
         self._v6: Udp | None = None
         self.problem = ""
+        self._borrower: Borrower | None = None
 
     @property
     def port_v4(self) -> int:
@@ -69,6 +89,8 @@ class UdpSockets:
     def bind(self) -> None:
         """Bind both families; existing sockets are closed first, their port is tried again."""
         current = self.port_v4
+        if self._borrower is not None:
+            self._borrower.sockets_closing()
         self.close()
         self.problem = ""
         try:
@@ -80,6 +102,8 @@ class UdpSockets:
             self._v6 = self._first_free(6, [self.port_v4, 0])
         except HullError as err:
             log.info(fields("no IPv6 UDP socket", reason=err))
+        if self._borrower is not None:
+            self._borrower.sockets_opened()
 
     def _first_free(self, family: int, ports: list[int]) -> Udp:
         failure: HullError | None = None
@@ -90,6 +114,28 @@ class UdpSockets:
                 failure = err
         assert failure is not None
         raise failure
+
+    # --- for a pump that works on the sockets itself; sending from here goes on meanwhile
+
+    def lend(self, borrower: Borrower) -> Lent:
+        """The loop reads them no more, nor those that are bound later."""
+        self._borrower = borrower
+        return self.lent()
+
+    def lent(self) -> Lent:
+        ours = {4: self._v4, 6: self._v6}
+        found = {family: sock for family, sock in ours.items() if isinstance(sock, UdpSocket) and not sock.is_closed}
+        for sock in found.values():
+            sock.pause()
+        fds = {family: sock.fileno() for family, sock in found.items()}
+        has_gso, has_gro = (all(getattr(s, name) for s in found.values()) for name in ("has_gso", "has_gro"))
+        return Lent(fds.get(4), fds.get(6), has_gso, has_gro)
+
+    def take_back(self) -> None:
+        self._borrower = None
+        for sock in (self._v4, self._v6):
+            if isinstance(sock, UdpSocket) and not sock.is_closed:
+                sock.resume()
 
     def send(self, to: AddrPort, datagrams: bytes, datagram_bytes: int) -> bool:
         sock = self._v4 if to.ip.version == 4 else self._v6

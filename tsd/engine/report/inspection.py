@@ -76,9 +76,16 @@ class Inspection:
             home_derp_region=engine.reach.home,
         )
 
+    def pump_manner(self) -> str:
+        """Who moves the packets of a device, to be put behind the pump's name."""
+        plane = self._engine.plane
+        if plane is None or self._engine.options.hull.tun.is_userspace:
+            return ""
+        return ", own threads" if plane.fast is not None else ", event loop"
+
     def user_metrics(self) -> str:
         plane = self._engine.plane
-        traffic = plane.datapath.traffic if plane is not None else Traffic()
+        traffic = plane.traffic() if plane is not None else Traffic()
         return metrics.user_metrics(traffic, self.gauges())
 
     def client_metrics(self) -> str:
@@ -97,5 +104,8 @@ class Inspection:
         for room, drops in rooms.items():
             for reason, count in drops.items():
                 counters[metrics.metric_name("tsd", room, "drops", reason)] = count
+        if plane is not None and plane.fast is not None:
+            for name, count in plane.fast.counters.items():
+                counters[metrics.metric_name("tsd", "pump", name)] = count
         gauges: dict[str, Any] = {"tsd_peers": len(engine.tailnet.peers)}
         return metrics.client_metrics(counters, gauges)

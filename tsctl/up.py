@@ -76,6 +76,9 @@ def login_command(context: ctx.Context) -> Command:
 COMMANDS = {"up": up_command, "login": login_command}
 
 
+_SETTING_NAMES = frozenset(setting.name for setting in UP_SETTINGS)
+
+
 def _check_args(parsed: Parsed) -> None:
     if not parsed.flag("host-routes"):
         raise UsageError("--host-routes can only be true")
@@ -155,7 +158,9 @@ class _Up:
         return values
 
     def _wanted(self, values: dict[str, Any]) -> Prefs:
-        """What the flags say; settings that `up` has no flag for stay as they are."""
+        """What the flags say; settings that `up` has no flag for stay as they are. Without a word on settings, all do."""
+        if self._says_nothing() and self.current.get("ControlURL"):
+            return {**default_prefs(), **self.current, "WantRunning": True, "LoggedOut": False}
         wanted = {**default_prefs(), **self.current}
         for setting in UP_SETTINGS:
             if setting.name not in ("advertise-exit-node", "advertise-routes"):
@@ -175,11 +180,13 @@ class _Up:
     def _is_simple(self) -> bool:
         """No settings mentioned, and logged in: bring up what there is."""
         profile = (self.current.get("Config") or {}).get("UserProfile") or {}
-        says_nothing = all(
-            name in ("timeout", "json", "qr", "qr-format", "accept-risk") for name in self.parsed.mentioned
-        )
         is_known = bool(profile.get("LoginName")) and self.status.get("BackendState") != NEEDS_LOGIN
-        return says_nothing and is_known
+        is_login_asked = self._is_mentioned("auth-key") or self._is_mentioned("force-reauth")
+        return self._says_nothing() and is_known and not is_login_asked
+
+    def _says_nothing(self) -> bool:
+        """No settings mentioned, at most how to log in: the settings stay, as an expired key is no reason to ask."""
+        return not self.nickname and not self.parsed.flag("reset") and _SETTING_NAMES.isdisjoint(self.parsed.mentioned)
 
     def _refuse_reverts(self) -> None:
         """The check against accidental changes. Raises Failure with a command that can be pasted."""

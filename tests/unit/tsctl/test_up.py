@@ -68,6 +68,17 @@ def test_accidental_revert_is_refused_with_a_command_that_works(tsctl, backend: 
     assert sorted(after["AdvertiseRoutes"]) == sorted(before["AdvertiseRoutes"])
 
 
+@pytest.mark.parametrize("words", [(), ("--auth-key=k",), ("--force-reauth", "--accept-risk=all")])
+def test_a_login_that_names_no_settings_keeps_them(tsctl, backend: FakeBackend, words: tuple[str, ...]) -> None:
+    """As after the key has expired, when the remedy is `tsctl up` or `tsctl up --force-reauth`."""
+    backend.current |= {"Hostname": "my host", "RouteAll": True}
+    backend.state = schema.NEEDS_LOGIN
+    tsctl("up", "--timeout=1s", *words)
+    started = calls_named(backend, "start")[-1]
+    assert started["UpdatePrefs"]["Hostname"] == "my host" and started["UpdatePrefs"]["RouteAll"] is True
+    assert started["UpdatePrefs"]["ControlURL"] == "http://control.example"
+
+
 def test_reset_puts_the_rest_to_defaults(tsctl, backend: FakeBackend) -> None:
     backend.current |= {"Hostname": "x", "ProfileName": "nick"}
     assert tsctl("up", SERVER, "--reset").code == 0

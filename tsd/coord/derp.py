@@ -156,7 +156,7 @@ class DerpServer:
     def _write(self, number: int) -> None:
         """Straight to the socket while it takes bytes; a task waits for it otherwise."""
         connection = self._connections.get(number)
-        if connection is None or connection.is_full:
+        if connection is None or connection.is_full or connection.writer.is_closing():
             return
         writer = connection.writer
         while pending := self.router.take(number, self._clock.now()):

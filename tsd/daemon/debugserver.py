@@ -40,7 +40,7 @@ class DebugServer:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_TIMEOUT_S)
             writer.write(self._answer(head))
             await asyncio.wait_for(writer.drain(), HEAD_TIMEOUT_S)
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, TimeoutError):
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, TimeoutError, RuntimeError):
             pass
         finally:
             writer.close()

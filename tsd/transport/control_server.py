@@ -53,7 +53,7 @@ def accept_control(
         log.info(fields("control handshake refused", reason=f"capability version {keys.protocol_version} is too old"))
         return None
     stream = NoiseStream(upgrade.reader, upgrade.writer, keys)
-    upgrade.writer.write(response)
+    upgrade.write(response)
     if early_payload is not None:
         stream.write(early_frame(early_payload))
     return stream

@@ -44,7 +44,7 @@ class Upgrade:
         """Write the 101; the stream is raw from here."""
         lines = ["HTTP/1.1 101 Switching Protocols", f"Upgrade: {protocol}", "Connection: upgrade"]
         lines += [f"{name}: {value}" for name, value in (extra or {}).items()]
-        self.writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+        self.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
 
     def refuse(self, status: int, text: str) -> None:
         """Answer as HTTP; the connection is closed when the handler returns."""
@@ -53,7 +53,13 @@ class Upgrade:
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        self.writer.write(head.encode("latin-1") + body)
+        self.write(head.encode("latin-1") + body)
+
+    def write(self, data: bytes) -> None:
+        """Raises ConnectionResetError when the client has gone (uvloop would raise RuntimeError)."""
+        if self.writer.is_closing():
+            raise ConnectionResetError("the client has gone")
+        self.writer.write(data)
 
 
 UpgradeHandler = Callable[[Upgrade], Awaitable[None]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from collections.abc import Callable
@@ -27,11 +28,13 @@ class HostStream:
         return await self._reader.read(limit)
 
     async def write(self, data: bytes | memoryview) -> None:
+        if self._writer.is_closing():  # uvloop would raise RuntimeError
+            raise ConnectionResetError(errno.ECONNRESET, "connection reset")
         self._writer.write(data)
         await self._writer.drain()
 
     async def write_eof(self) -> None:
-        if self._writer.can_write_eof():
+        if not self._writer.is_closing() and self._writer.can_write_eof():
             self._writer.write_eof()
 
     def abort(self) -> None:

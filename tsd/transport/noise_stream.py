@@ -78,7 +78,8 @@ class NoiseStream:
                 return plaintext
 
     def write(self, data: bytes) -> None:
-        if data:
+        """Nothing happens after the end, which `read` tells (uvloop would raise RuntimeError)."""
+        if data and not self._writer.is_closing():
             self._writer.write(self._records_out.seal(data))
 
     async def drain(self) -> None:

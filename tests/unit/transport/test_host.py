@@ -32,7 +32,7 @@ async def test_writing_to_a_connection_that_was_reset_is_no_fault_of_the_program
         where = AddrPort(parse_ip("127.0.0.1"), server.sockets[0].getsockname()[1])
         stream = await connect_host(where)
         other_reader, other_writer = await asyncio.open_connection(str(where.ip), where.port)
-        while not (stream._writer.is_closing() and other_writer.is_closing()):
+        while not (stream._writer.is_closing() and other_writer.is_closing()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         with pytest.raises(ConnectionResetError):
             await stream.write(b"x")

@@ -207,6 +207,9 @@ class Hull:
         """For `tsctl doctor`: what this hull is, and the facts of the host that only it can read."""
         return {"Kind": self.kind, "Device": self.tun.name, "FallbackBecause": self.fallback_because}
 
+    def verify(self) -> None:
+        """Compare the host with what it should be and repair, soon."""
+
     def close(self) -> None:
         """Undo: DNS, router, device. Never raises; reports by log."""
         for undo in (self.dns.revert, self.router.revert, self.tun.close):

@@ -70,6 +70,7 @@ def _run(settings: Settings) -> int:
     from tsd.daemon import logsetup
 
     tap = logsetup.setup(settings.verbose)
+    logsetup.tell_where_when_aborted()
     if settings.is_cleanup:
         return _logged(settings, lambda: _cleanup(settings))
     from tsd.daemon.statefiles import open_state

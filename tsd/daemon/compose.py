@@ -14,7 +14,7 @@ import tsnative
 from tsd.base.addr import AddrPort
 from tsd.base.clock import SystemClock
 from tsd.base.entropy import system_entropy
-from tsd.base.errors import HullError, StateError, reason_of
+from tsd.base.errors import HullError, StateError, TsdError, reason_of
 from tsd.base.keys import NodePrivate
 from tsd.base.version import LONG_VERSION
 from tsd.daemon.config import load_config
@@ -137,11 +137,19 @@ class DaemonService:
 
     async def reload(self) -> None:
         settings = self._settings
-        if settings.config is None or self._engine is None:
+        if self._engine is None:
             return
-        fresh = load_config(settings.config.path)
-        if fresh is not None:
-            self._engine.account.edit_prefs(dict(fresh.masked_prefs))
+        engine = self._engine
+        engine.options.hull.verify()
+        try:
+            fresh = load_config(settings.config_spec) if settings.config_spec else None
+            if fresh is not None:
+                engine.account.edit_prefs(dict(fresh.masked_prefs))
+                engine.account.is_config_locked = fresh.is_locked
+        except TsdError as err:
+            engine.health.set("apply-disk-config", error=err)
+            raise
+        engine.health.clear("apply-disk-config")
 
     async def stop(self) -> None:
         for proxy in self._proxies:

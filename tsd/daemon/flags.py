@@ -41,6 +41,8 @@ class Settings:
     verbose: int = 0
     debug: str = ""
     config: ConfigFile | None = None
+    config_spec: str = ""
+    """As given to --config, for reading it again."""
     uploads_logs: bool = False
     log_target: str = ""
     """Where logs go besides stderr; only ever set by TS_LOG_TARGET."""
@@ -142,6 +144,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None, *, compat: 
         verbose=_number("verbose", given.get("verbose") or environment.get("TS_LOG_VERBOSITY") or "0"),
         debug=_listen(given, "debug"),
         config=load_config(given["config"]) if given.get("config") else None,
+        config_spec=given.get("config", ""),
         uploads_logs=uploads and bool(log_target),
         log_target=log_target if uploads else "",
         logs_dir=environment.get("TS_LOGS_DIR", ""),

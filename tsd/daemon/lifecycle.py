@@ -1,7 +1,8 @@
 """From opened state to exit code: signals, systemd, and one service in between.
 
 The service itself (engine, hull, LocalAPI) is put together in tsd.daemon.compose; here nothing knows what it is made
-of. SIGTERM and SIGINT stop it cleanly (exit 0), a second one at once (exit 1), SIGHUP reloads the configuration file.
+of. SIGTERM and SIGINT stop it cleanly (exit 0), a second one at once (exit 1), SIGHUP reloads the configuration file
+and makes the hull look again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Service(Protocol):
         """Returns when the service was asked to end by itself (LocalAPI shutdown); raises when it broke down."""
 
     async def reload(self) -> None:
-        """Read the configuration file again. Raises TsdError."""
+        """Read the configuration file again, and compare the host with what it should be. Raises TsdError."""
 
     async def stop(self) -> None:
         """Undo everything; idempotent."""

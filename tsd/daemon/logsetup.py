@@ -1,6 +1,6 @@
 """Where log lines go: stderr always, LocalAPI tails when somebody listens, an upload only when TS_LOG_TARGET asks.
 
-stdlib logging throughout (tsd.base.log). Under systemd the journal stamps the lines, so we do not.
+stdlib logging throughout (tsd.base.log). Into the journal, lines go with their priority and without a time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _RING_LINES = 500
 _TAP_QUEUE = 1000
+_PLAIN = "%(name)s: %(message)s"
+_STAMPED = "%(asctime)s " + _PLAIN
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _LEVELS = {0: logging.INFO, 1: logging.DEBUG}
 
 
@@ -64,17 +67,40 @@ def entry_of(record: logging.LogRecord, text: str) -> dict[str, Any]:
     return {"logtail": {"client_time": stamp}, "text": text + "\n", **getattr(record, "upload", {})}
 
 
+def is_journal() -> bool:
+    """Whether stderr is the journal: JOURNAL_STREAM names its device and inode, and is inherited by others, too."""
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+class JournalFormatter(logging.Formatter):
+    """sd-daemon(3): every line begins with its priority; the journal stamps it and takes the prefix away."""
+
+    def __init__(self) -> None:
+        super().__init__(_PLAIN)
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"<{_priority(record.levelno)}>"
+        return "\n".join(prefix + line for line in super().format(record).splitlines() or [""])
+
+
+def _priority(level: int) -> int:
+    """syslog(3)'s number."""
+    return next((number for least, number in _PRIORITIES if level >= least), 7)
+
+
 def setup(verbose: int) -> LogTap:
     """Configure the root logger anew; returns the tap for the LocalAPI."""
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)
     stream = logging.StreamHandler(sys.stderr)
-    is_journal = "JOURNAL_STREAM" in os.environ or "INVOCATION_ID" in os.environ
-    stamp = "" if is_journal else "%(asctime)s "
-    stream.setFormatter(logging.Formatter(stamp + "%(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"))
+    stream.setFormatter(JournalFormatter() if is_journal() else logging.Formatter(_STAMPED, "%Y/%m/%d %H:%M:%S"))
     tap = LogTap()
-    tap.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    tap.setFormatter(logging.Formatter(_PLAIN))
     root.addHandler(stream)
     root.addHandler(tap)
     root.setLevel(logging.WARNING)
@@ -82,6 +108,14 @@ def setup(verbose: int) -> LogTap:
         logging.getLogger(name).setLevel(_LEVELS.get(verbose, TRACE))
     logging.raiseExceptions = False
     return tap
+
+
+def tell_where_when_aborted() -> None:
+    """systemd's watchdog ends a daemon that hangs with SIGABRT: say what every thread was doing."""
+    import faulthandler
+
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+        faulthandler.enable(sys.stderr)
 
 
 def announce(line: str) -> None:

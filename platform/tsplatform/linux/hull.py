@@ -151,6 +151,10 @@ class LinuxHull(Hull):
         self.watch.start()
         self._check_names()
 
+    def verify(self) -> None:
+        self.threaded.verify()
+        self.names.check()
+
     async def report(self) -> dict[str, Any]:
         """Reading the kernel's tables may take a moment: in a thread."""
         names, config = self.claim.names, self.threaded.config

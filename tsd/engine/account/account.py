@@ -346,6 +346,7 @@ class Account:
         for _ in range(4):
             if not self._step():
                 break
+        self._health.set_if("key-expired", self.prefs.want_running and self._is_key_expired())
         return self.state
 
     def _step(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.control_double import ControlDouble
-from harness.loneengine import LoneEngine
+from harness.loneengine import LoneEngine, lone_engine, peer_json
 from tsd.engine.account.prefs import Prefs
 from tsd.engine.account.states import State
 from tsd.engine.control import session as control
@@ -131,3 +131,18 @@ async def test_n24_two_ups_at_once_make_one_node() -> None:
         assert len(lone.backend.profiles()) == 1
         assert lone.backend.status()["Self"]["PublicKey"] == str(key.public())
         await lone.engine.close()
+
+
+async def test_s09_status_says_that_the_key_has_expired() -> None:
+    """Not just that it is logged out: the remedy is `tsctl up`, and a server that renews the key ends it."""
+    async with lone_engine() as lone:
+        own = peer_json(1, Key=str(lone.key.public()))
+        for change in ({"Expired": True}, {"KeyExpiry": "2020-01-01T00:00:00Z"}):
+            lone.map(Node=own | change)
+            assert lone.backend.status()["BackendState"] == "NeedsLogin"
+            assert "key of this node has expired" in " ".join(lone.backend.status()["Health"])
+            lone.map(Node=own)
+            assert lone.backend.status()["BackendState"] == "Running" and lone.backend.status()["Health"] == []
+        lone.map(Node=own | {"Expired": True})
+        await lone.backend.edit_prefs({"WantRunning": False, "WantRunningSet": True})
+        assert "expired" not in " ".join(lone.backend.status()["Health"])

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tsd.base.addr import AddrPort
 from tsd.base.entropy import Entropy
@@ -22,9 +23,10 @@ from tsd.portmap import dialog, igd, pxp
 from tsd.portmap.dialog import Answer, Ask, Dialog, Mapped
 from tsd.portmap.igd import Service
 
-PROBE_S: Final = 0.25
+PROBE_S: Final = 1.0
 SETTLE_S: Final = 0.05
-EXCHANGE_S: Final = 0.25
+"""After the first answer of PCP or NAT-PMP: both come at once, while UPnP is asked only when neither is there."""
+EXCHANGE_S: Final = 1.0
 ROUND_S: Final = 5.0
 PAUSE_MIN_S, PAUSE_MAX_S = 30.0, 600.0
 LIFETIME_MIN_S: Final = 120
@@ -240,12 +242,16 @@ class PortMapper:
         """From any address and port: some gateways answer from a second one, and only the gateway is asked then."""
         assert self._gateway is not None
         location = igd.parse_discovery(datagram, self._gateway)
-        if location is None or self._stage != "probe":
-            self.drops.add("not a gateway device" if location is None else "late")
+        if location is None:
+            self.drops.add("not a gateway device")
             return
+        self._heard.add("upnp")
         if location not in self._locations and len(self._locations) < LOCATIONS:
             self._locations.append(location)
-            self._hear("upnp", now)
+        if self._stage != "probe":
+            self.seen = replace(self.seen, upnp=True)
+            if self._stage in ("pcp", "pmp") and "upnp" not in self._todo:
+                self._todo.append("upnp")
 
     def _on_pmp(self, answer: pxp.PmpAddress | pxp.PmpMapping, now: float) -> None:
         if isinstance(answer, pxp.PmpAddress):
@@ -265,19 +271,18 @@ class PortMapper:
                 self._hear("pcp", now)
             elif self._stage == "pcp" and answer.result != pxp.OK:
                 self._try_next(now)
-        elif self._stage != "pcp" or answer.nonce != self._nonce or answer.internal_port != self._port:
+        elif not self._stage or answer.nonce != self._nonce or answer.internal_port != self._port:
             self.drops.add("not asked for")
-        elif answer.result != pxp.OK or not answer.external_port or not answer.lifetime_s or answer.external_ip is None:
-            self._try_next(now)
-        else:
+        elif answer.result == pxp.OK and answer.external_port and answer.lifetime_s and answer.external_ip is not None:
+            # Also a late one: routers answer one request after the other.
+            self._stage = "pcp"
             self._succeeded(AddrPort(answer.external_ip, answer.external_port), answer.lifetime_s, now)
+        elif self._stage == "pcp":
+            self._try_next(now)
 
     def _hear(self, protocol: str, now: float) -> None:
-        if not self._heard:
-            self._stage_until = min(self._stage_until, now + PROBE_S)
         self._heard.add(protocol)
-        if len(self._heard) == 3:
-            self._stage_until = min(self._stage_until, now + SETTLE_S)
+        self._stage_until = min(self._stage_until, now + SETTLE_S)
 
     def _note_epoch(self, protocol: str, epoch_s: int) -> None:
         """A router whose clock went back has started anew and lost our mapping (RFC 6886, 3.6)."""

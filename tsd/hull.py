@@ -158,6 +158,15 @@ class StateStore(Protocol):
         """Durable when it returns; None deletes. Writing the value already there writes nothing."""
 
 
+class BlobCache(Protocol):
+    """Larger named byte strings that may be lost at any time. Nothing here raises."""
+
+    def get(self, name: str) -> bytes | None: ...
+
+    def put(self, name: str, value: bytes | None) -> None:
+        """A reader sees the old value or the new one, whole; None deletes."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkState:
     """The underlay as the host sees it now. Equal states mean that nothing changed for us."""

@@ -87,7 +87,7 @@ async def connect_relay(node: DERPNode, factory: Callable[[], asyncio.Protocol])
 
 
 class SimNode:
-    """`engine` is a new one after each `start`; the store outlives it. Calls run on the node's host."""
+    """`engine` is a new one after each `start`; store and cache outlive it. Calls run on the node's host."""
 
     def __init__(
         self, tailnet: SimTailnet, host: Host, *, store: Any = None, port: int = 41641, **options: Any
@@ -97,6 +97,7 @@ class SimNode:
         self.name = host.name
         self.clock = type(tailnet.clock)(tailnet.loop)
         self.store = store or MemoryStore()
+        self.netmap_cache = MemoryStore()
         self.engine: Engine
         self.backend: EngineBackend
         self.starts = 0
@@ -240,6 +241,7 @@ class SimNode:
         return EngineOptions(
             **{
                 "version": "0-sim",
+                "netmap_cache": self.netmap_cache,
                 "hull": hull,
                 "clock": clock,
                 "entropy": entropy,

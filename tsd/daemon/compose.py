@@ -34,6 +34,7 @@ from tsd.transport.dial import HostDial
 from tsd.transport.host import resolve_host
 from tsd.transport.netprobe import https_latency
 from tsd.transport.proxy_env import ProxySettings
+from tsplatform.cache_files import CacheFiles
 from tsplatform.choose import choose_hull
 from tsplatform.links import LinkWatcher
 from tsplatform.linux.hull import LinuxHull, build_linux_hull, undo_leftovers
@@ -194,7 +195,19 @@ class DaemonService:
             always_use_derp=settings.knob_on("TS_DEBUG_ALWAYS_USE_DERP"),
             write_keylog=_keylog(settings.knob("TSD_KEYLOG")),
             store_error=self._state.error,
+            netmap_cache=self._netmap_cache(),
         )
+
+    def _netmap_cache(self) -> CacheFiles | None:
+        """Beside the state file; what an earlier run left is removed when the cache is off."""
+        store = self._state.store
+        if not isinstance(store, FileStore):
+            return None
+        files = CacheFiles(store.path, "netmap")
+        if self._settings.knob_on("TS_USE_CACHED_NETMAP", default=True):
+            return files
+        files.keep_only([])
+        return None
 
     def _hull(self) -> Hull:
         settings = self._settings

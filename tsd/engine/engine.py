@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +20,15 @@ from tsd.base.keys import DiscoPrivate, DiscoPublic, MachinePrivate, NodePrivate
 from tsd.dataplane.fdpump import FdPump
 from tsd.dataplane.pump import Core
 from tsd.engine.account.account import Account, ControlLink
+from tsd.engine.account.expiry import KeyExpiry
 from tsd.engine.account.prefs import Prefs
 from tsd.engine.account.profiles import Profiles
 from tsd.engine.account.states import State
 from tsd.engine.control import hostinfo
 from tsd.engine.control.c2n_handlers import c2n_handlers
-from tsd.engine.control.session import ControlSession, SelfReport
+from tsd.engine.control.pings import ping_response
+from tsd.engine.control.recollection import Recollection
+from tsd.engine.control.session import ControlSession
 from tsd.engine.names.dialer import Dialer
 from tsd.engine.names.forwarder import Surroundings
 from tsd.engine.names.resolver import Resolver
@@ -40,11 +43,11 @@ from tsd.engine.report.bus import NotifyBus
 from tsd.engine.report.health import Health
 from tsd.engine.report.inspection import Inspection
 from tsd.engine.tailnet import Tailnet
-from tsd.hull import Frame, Hull, Stream
+from tsd.hull import BlobCache, Frame, Hull, Stream
+from tsd.netmap.snapshot import Snapshot
 from tsd.tailcfg.derpmap import DERPRegion
 from tsd.tailcfg.mapping import PingResponse
 from tsd.tailcfg.mapresponse import MapResponse
-from tsd.tailcfg.node import Node, next_expiry_ns
 from tsd.tailcfg.register import RegisterResponse
 from tsd.transport.control import ControlClient
 from tsd.transport.derp import DerpOptions
@@ -78,6 +81,7 @@ class EngineOptions:
     new_pump: Callable[[Core], FdPump | None] = lambda core: None
     facts: hostinfo.HostFacts | None = None
     store_error: str = ""
+    netmap_cache: BlobCache | None = None
 
 
 class Engine:
@@ -95,8 +99,21 @@ class Engine:
             self.profiles, self.bus, self.health, self, self._clock, options.entropy, is_ephemeral=options.is_ephemeral
         )
         self.disco_private = DiscoPrivate.generate(options.entropy)
+        self.recollection = Recollection(
+            options.netmap_cache,
+            self._clock,
+            self.health,
+            identity=self.account.identity,
+            current=lambda: (self.tailnet.netmap, self.reach.home),
+            bring_back=self._bring_back,
+            on_void=self._forget_recalled,
+            spawn=self.spawn,
+        )
+        self.profiles.on_delete = self.recollection.forget
         self.tailnet = Tailnet(self)
+        self.tailnet.on_told = self.recollection.note
         self.account.now_ns = self.tailnet.now_ns
+        self.expiry = KeyExpiry(self.tailnet.now_ns, self.tailnet.nodes, self._on_expiry)
         self.dialer = Dialer(options.hull.net, self, options.hull.underlay.protect)
         self.resolver = Resolver(self.dialer, options.hull.dns.base_resolvers, self._dns_surroundings())
         self.resolver.forwarder.on_failing = self._on_dns_failing
@@ -124,8 +141,6 @@ class Engine:
         self._stamps = StampStore(options.hull.store, self._clock.wall_ns(), self._on_store_trouble)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._health_timer: asyncio.TimerHandle | None = None
-        self._expiry_timer: asyncio.TimerHandle | None = None
-        self._expiry_at_ns = 0
         self.on_state: Callable[[State], None] = lambda state: None
         self.inspection = Inspection(self)
         self.c2n_handlers = c2n_handlers(self)
@@ -152,15 +167,16 @@ class Engine:
         """Stop everything; an ephemeral node logs out first."""
         if self.account.is_ephemeral and self.control is not None and self.account.has_node_key:
             await self.control.logout()
+        self.recollection.flush()
         self.account.close()
         self._drop_plane()
         self._stamps.save()
         self.reach.close()
         self.resolver.close()
         self.bus.close()
-        for timer in (self._health_timer, self._expiry_timer):
-            if timer is not None:
-                timer.cancel()
+        self.expiry.close()
+        if self._health_timer is not None:
+            self._health_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         self._hull.close()
@@ -186,7 +202,7 @@ class Engine:
         self.control = ControlSession(
             client,
             self,
-            report=self._self_report(),
+            report=hostinfo.self_report(self),
             entropy=self.options.entropy,
             lock_key=lock_key,
             known_node_key=prefs.node_key,
@@ -208,8 +224,21 @@ class Engine:
         self.tailnet.prefs_changed(new)
         self.report_self()
 
+    def recall(self) -> None:
+        self.spawn(self.recollection.recall())
+
+    def _bring_back(self, snapshot: Snapshot) -> None:
+        self.tailnet.recall(snapshot.message)
+        self.reach.recall_home(snapshot.about.home_derp)
+
+    def _forget_recalled(self) -> None:
+        self.account.forget_node()
+        self.tailnet.clear()
+
     def identity_changed(self) -> None:
         self._drop_plane()
+        self.recollection.flush()
+        self.recollection.leave()
         self.tailnet.clear()
         self.control = None
         self.is_control_connected = False
@@ -221,6 +250,7 @@ class Engine:
     # --- ControlEvents
 
     def on_auth_url(self, url: str) -> None:
+        self.recollection.distrust()
         self.account.on_auth_url(url)
 
     def on_login_done(self, response: RegisterResponse, node_key: NodePrivate) -> None:
@@ -239,13 +269,15 @@ class Engine:
     def on_error(self, text: str, is_refusal: bool) -> None:
         self.control_error = text
         if is_refusal:
+            self.recollection.distrust()
             self.account.on_refused(text)
         else:
+            self.recollection.control_failed(text)
             self.health.set_if("tls-connection-failed", False)
             self.health.set_if("not-in-map-poll", bool(text), error=text)
 
     def on_connected(self, is_connected: bool) -> None:
-        self.is_control_connected = is_connected
+        self.is_control_connected = self.reach.is_home_known = is_connected
         if is_connected:
             self.health.clear("not-in-map-poll")
         self.account.update_state()
@@ -336,36 +368,10 @@ class Engine:
 
     def report_self(self) -> None:
         if self.control is not None:
-            self.control.update(self._self_report())
-
-    def _self_report(self) -> SelfReport:
-        machine = self.profiles.machine_key().public()
-        info = hostinfo.build(
-            self.facts,
-            self.account.prefs,
-            machine,
-            self.options.version,
-            is_userspace=self._hull.tun.is_userspace,
-            peerapi_ports=self.peerapi.ports,
-            net_info=self.reach.net_info if self.reach.home else None,
-        )
-        endpoints = tuple((str(e.address), int(e.kind)) for e in self.reach.endpoints)
-        return SelfReport(info, self.disco_private.public(), endpoints)
+            self.control.update(hostinfo.self_report(self))
 
     async def _ping_for_control(self, ip: str, kind: str) -> PingResponse:
-        result = await self.ping(ip, kind)
-        return PingResponse(
-            type=kind,
-            ip=ip,
-            node_ip=result["NodeIP"],
-            node_name=result["NodeName"],
-            err=result["Err"],
-            latency_seconds=result["LatencySeconds"],
-            endpoint=result["Endpoint"],
-            derp_region_id=result["DERPRegionID"],
-            derp_region_code=result["DERPRegionCode"],
-            is_local_ip=bool(result.get("IsLocalIP")),
-        )
+        return ping_response(ip, kind, await self.ping(ip, kind))
 
     async def ping(self, ip: str, kind: str, size: int = 0) -> dict[str, Any]:
         """PingResult as JSON; waits without limit for the answer. Raises TsdError for an address that is none."""
@@ -392,27 +398,9 @@ class Engine:
         self.health.on_deadline()
         self._on_health()
 
-    def arm_expiry(self, changed: Sequence[Node] | None = None) -> None:
-        """Keys expire by the clock, without a message from control. `changed`: all others are as they were."""
-        now_ns = self.tailnet.now_ns()
-        at_ns = next_expiry_ns(changed if changed is not None else self.tailnet.nodes(), now_ns)
-        if changed is not None and self._expiry_at_ns > now_ns:
-            at_ns = min(at_ns or self._expiry_at_ns, self._expiry_at_ns)
-        if changed is not None and at_ns == self._expiry_at_ns:
-            return
-        if self._expiry_timer is not None:
-            self._expiry_timer.cancel()
-            self._expiry_timer = None
-        self._expiry_at_ns = at_ns
-        if at_ns:
-            delay_s = min((at_ns - now_ns) / 1e9 + 0.05, 86400.0)
-            self._expiry_timer = asyncio.get_running_loop().call_later(delay_s, self._on_expiry)
-
     def _on_expiry(self) -> None:
-        self._expiry_timer = None
         self.account.update_state()
         self.tailnet.expire_peers()
-        self.arm_expiry()
 
     def _on_store_trouble(self, err: TsdError) -> None:
         self.health.set("state-store-write", error=err)

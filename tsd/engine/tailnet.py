@@ -20,6 +20,7 @@ from tsd.engine.jobs import Jobs, Steps
 from tsd.engine.path.masquerade import Aliases, aliases_of
 from tsd.engine.peerapi import Caller
 from tsd.engine.peers import Peer, PeerTable, node_addresses
+from tsd.engine.report.goshape import display_messages
 from tsd.engine.report.status import go_node
 from tsd.filter.filter import PacketFilter
 from tsd.filter.rules import matches_from_rules
@@ -80,6 +81,7 @@ class Tailnet:
         self._jailed: dict[int, None] = {}
         self._aliases: dict[int, Aliases] = {}
         self._planner = Planner()
+        self.on_told: Callable[[Diff], None] = lambda diff: None
         self._soon_ns, self._soon = 0, ""
         self._jobs = Jobs(engine.options.clock, engine.spawn)
 
@@ -185,15 +187,19 @@ class Tailnet:
         """
         self._jobs.submit(self._apply(message, is_first))
 
-    def _apply(self, message: MapResponse, is_first: bool) -> Steps:
-        control_ns = time_ns(message.control_time)
-        if control_ns is not None and control_ns > CONTROL_TIME_FLOOR_NS:
-            self._control_time = (control_ns, self._engine.options.clock.now())
+    def recall(self, message: MapResponse) -> None:
+        """The netmap of the last run, as one message."""
+        self._jobs.submit(self._apply(message, is_first=True, is_recalled=True))
+
+    def _apply(self, message: MapResponse, is_first: bool, is_recalled: bool = False) -> Steps:
+        self._note_time(message.control_time)
         if message.keep_alive and message.node is None:
             return
         wall_ns = self._engine.options.clock.wall_ns()
         old = self.netmap
         new, diff = apply(old, message, wall_ns=wall_ns, is_first=is_first)
+        if not is_recalled:
+            self.on_told(diff)
         is_full = is_first or message.node is not None or bool(message.peers)
         if diff.is_empty:
             if is_full:
@@ -217,12 +223,17 @@ class Tailnet:
         elif needs_plan:
             self._apply_treatment()
         if diff.health:
-            self._apply_health(new)
+            self._engine.health.set_control_messages(display_messages(new))
         yield from self._tell(new, diff, is_full)
-        self._engine.arm_expiry(None if is_full else [new.peers[i] for i in diff.upserted if i in new.peers])
+        self._engine.expiry.arm(None if is_full else [new.peers[i] for i in diff.upserted if i in new.peers])
         self._engine.account.update_state()
         if self._engine.plane is not None:
             self._engine.plane.driver.kick()
+
+    def _note_time(self, control_time: str | None) -> None:
+        control_ns = time_ns(control_time)
+        if control_ns is not None and control_ns > CONTROL_TIME_FLOOR_NS:
+            self._control_time = (control_ns, self._engine.options.clock.now())
 
     def _plan_anew(self) -> Steps:
         assert self.netmap is not None
@@ -467,21 +478,6 @@ class Tailnet:
     def _source_has_capability(self, source: bytes, capability: str) -> bool:
         peer = self.peers.by_packed(source)
         return peer is not None and peer.node.has_cap(capability)
-
-    def _apply_health(self, new: Netmap) -> None:
-        messages: dict[str, dict[str, Any]] = {}
-        for message_id, message in new.display_messages.items():
-            shown: dict[str, Any] = {"Title": message.title, "Text": message.text, "Severity": message.severity}
-            if message.impacts_connectivity:
-                shown["ImpactsConnectivity"] = True
-            if message.primary_action is not None:
-                shown["PrimaryAction"] = {"URL": message.primary_action.url, "Label": message.primary_action.label}
-            messages[message_id] = shown
-        if not messages:
-            title = "The coordination server reports an issue"
-            for index, text in enumerate(new.health):
-                messages[f"health-{index}"] = {"Title": title, "Text": text, "Severity": "medium"}
-        self._engine.health.set_control_messages(messages)
 
     def _tell(self, new: Netmap, diff: Diff, is_full: bool) -> Steps:
         """A full map shows our own node even when nothing changed: watchers take it as the sign to look again."""

@@ -9,6 +9,7 @@ from tsd.base.errors import DecodeError, ProtocolError
 from tsd.base.keys import MachinePrivate
 from tsd.engine.control.c2n import parse
 from tsd.http2.machine import Http2Machine
+from tsd.netmap import snapshot
 from tsd.netmap.netmap import Netmap, apply
 from tsd.routes.derive import RouteWishes, derive
 from tsd.tailcfg.mapresponse import decode_map_response
@@ -36,6 +37,22 @@ def fuzz_map_response(data: bytes) -> None:
     derive(netmap, RouteWishes(accept_routes=True))
     for node in (netmap.self_node, *netmap.peers.values()):
         _ = (node.hostinfo, node.node_key, node.disco, node.home_region, node.is_expired(0))
+
+
+def fuzz_netmap_snapshot(data: bytes) -> None:
+    """A saved netmap is read as a message of control, or refused; what was read can be saved again."""
+    steps = snapshot.decode(data)
+    try:
+        while True:
+            next(steps)
+    except DecodeError:
+        return
+    except StopIteration as done:
+        found: snapshot.Snapshot = done.value
+    netmap, _ = apply(None, found.message, wall_ns=0, is_first=True)
+    assert found.saved_ns is not None and netmap.self_node.key == found.node_key
+    for _ in snapshot.encode(netmap, found.about):
+        pass
 
 
 def fuzz_register_response(data: bytes) -> None:

@@ -49,12 +49,11 @@ class Engine:
         self.reach = SimpleNamespace(set_derp_map=lambda derp_map: None)
         self.resolver = SimpleNamespace(own_addresses=frozenset(), configure=lambda config: None)
         self.peerapi = SimpleNamespace(ports={}, serve=lambda addresses: None)
+        self.expiry = SimpleNamespace(arm=lambda nodes: None)
         self.spawned: list[Any] = []
 
     def spawn(self, work: Any) -> None:
         self.spawned.append(work)
-
-    def arm_expiry(self, nodes: Any) -> None: ...
 
 
 @pytest.fixture

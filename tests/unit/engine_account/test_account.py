@@ -83,6 +83,9 @@ class Daemon:
 
     def prefs_changed(self, old: Prefs, new: Prefs) -> None: ...
 
+    def recall(self) -> None:
+        pass
+
     def identity_changed(self) -> None:
         self.forgotten += 1
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
@@ -34,6 +34,14 @@ log = logging.getLogger(__name__)
 STORE_UNHEALTHY = "cannot start backend when state store is unhealthy"
 LOGIN_URL_LIFE_S = (7 * 24 - 1) * 3600.0
 """Servers forget a login URL after seven days; it is not shown again in the last hour before that."""
+
+
+class Identity(NamedTuple):
+    """One login: another profile, node key or login server is another one."""
+
+    profile_id: str
+    node_key: str
+    control_url: str
 
 
 class ControlLink(Protocol):
@@ -59,6 +67,9 @@ class AccountHost(Protocol):
         """Configure or tear down the data plane."""
 
     def prefs_changed(self, old: Prefs, new: Prefs) -> None: ...
+
+    def recall(self) -> None:
+        """A login of an earlier run goes on: what that run knew may be used until control speaks."""
 
     def identity_changed(self) -> None:
         """Node key or profile is another one: forget the netmap and all peers."""
@@ -129,6 +140,13 @@ class Account:
     @property
     def control_url(self) -> str:
         return self.prefs.control_url_or_default
+
+    def identity(self) -> Identity | None:
+        """The login in force, when it is one that another run may go on with."""
+        node_key, profile_id = self.prefs.node_key, self._profiles.current.id
+        if node_key is None or self.prefs.logged_out or not profile_id or self.is_ephemeral:
+            return None
+        return Identity(profile_id, str(node_key.public()), self.control_url)
 
     # --- what users ask for
 
@@ -314,6 +332,11 @@ class Account:
         self._tell_prefs()
         self.update_state()
 
+    def forget_node(self) -> None:
+        """What we know of our own node is void, and we are where a start without it would be."""
+        self.self_node = None
+        self._set_state(State.NO_STATE)
+
     def on_self_node(self, node: Node, profile: UserProfile | None, network: NetworkProfile) -> None:
         """The netmap told who we are."""
         is_first = self.self_node is None
@@ -425,6 +448,8 @@ class Account:
         if begin_login and is_wanted and not self.prefs.logged_out:
             self._has_login_goal = True
             self._login(rotate=False)
+        if self.has_node_key and not self.prefs.logged_out:
+            self._host.recall()
 
     def _login(self, rotate: bool) -> None:
         if self._control is None:

@@ -120,6 +120,7 @@ class Profiles:
         self.set_aside: dict[str, str] = {}
         self.current = LoginProfile()
         self.prefs = Prefs.fresh()
+        self.on_delete: Callable[[str], None] = lambda profile_id: None
         self.on_switch: Callable[[], None] | None = None
         """Called after the current profile became another node (not after updates of the same)."""
         self._load_known()
@@ -220,6 +221,7 @@ class Profiles:
         self._store.put(ADDRESSES_KEY + profile.id, None)
         self._known.pop(profile.id, None)
         self._write_known()
+        self.on_delete(profile.id)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -239,6 +241,7 @@ class Profiles:
         for duplicate in same[1:]:
             self._store.put(duplicate.key, None)
             del self._known[duplicate.id]
+            self.on_delete(duplicate.id)
         return same[0] if same else self.current
 
     def _described(self, profile: LoginProfile, prefs: Prefs, network: NetworkProfile) -> LoginProfile:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -14,7 +15,11 @@ from tsd.base.addr import IPAddress
 from tsd.base.keys import MachinePublic
 from tsd.derp import bundle
 from tsd.engine.account.prefs import Prefs
+from tsd.engine.control.session import SelfReport
 from tsd.tailcfg.hostinfo import Hostinfo, NetInfo, Service
+
+if TYPE_CHECKING:
+    from tsd.engine.engine import Engine
 
 GO_ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 OS_NAMES = {"Linux": "linux", "Darwin": "macOS", "Windows": "windows", "FreeBSD": "freebsd"}
@@ -110,6 +115,22 @@ def build(
         userspace=is_userspace,
         userspace_router=is_userspace,
     )
+
+
+def self_report(engine: Engine) -> SelfReport:
+    """All that the server should know about us now."""
+    reach = engine.reach
+    info = build(
+        engine.facts,
+        engine.account.prefs,
+        engine.profiles.machine_key().public(),
+        engine.options.version,
+        is_userspace=engine.options.hull.tun.is_userspace,
+        peerapi_ports=engine.peerapi.ports,
+        net_info=reach.net_info if reach.home else None,
+    )
+    endpoints = tuple((str(e.address), int(e.kind)) for e in reach.endpoints)
+    return SelfReport(info, engine.disco_private.public(), endpoints)
 
 
 def _prefix_order(prefix: object) -> tuple[int, int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -100,3 +100,19 @@ def _path(url: str) -> str:
     except ValueError as err:
         raise ControlError(f"not a URL: {url[:100]!r} ({err})", retryable=False) from None
     return (split.path or "/") + (f"?{split.query}" if split.query else "")
+
+
+def ping_response(ip: str, kind: str, result: Mapping[str, Any]) -> PingResponse:
+    """A PingResult as the server wants it."""
+    return PingResponse(
+        type=kind,
+        ip=ip,
+        node_ip=result["NodeIP"],
+        node_name=result["NodeName"],
+        err=result["Err"],
+        latency_seconds=result["LatencySeconds"],
+        endpoint=result["Endpoint"],
+        derp_region_id=result["DERPRegionID"],
+        derp_region_code=result["DERPRegionCode"],
+        is_local_ip=bool(result.get("IsLocalIP")),
+    )

@@ -90,6 +90,8 @@ class Reach:
         self.endpoints: tuple[OwnEndpoint, ...] = ()
         self.net_info = NetInfo()
         self.home = 0
+        self.is_home_known = True
+        """Whether control hears of a change of the home region; while it does not, peers look for us where it was."""
 
     # --- life
 
@@ -137,6 +139,13 @@ class Reach:
         if self._plane is not None:
             self._plane.derp.set_map(derp_map)
         self.look("derp-map")
+
+    def recall_home(self, region: int) -> None:
+        """The home region of the last run, until a look says otherwise."""
+        if not self.home and self._derp_map.region(region) is not None:
+            self.is_home_known = False
+            self.netcheck.chooser.home = region
+            self._set_home(region)
 
     @property
     def derp_map(self) -> DERPMap:
@@ -269,6 +278,8 @@ class Reach:
 
     def _take_report(self, report: Report) -> None:
         home = report.preferred_derp or self.home or self._any_region()
+        if self.home and not self.is_home_known and self.home not in self._unreachable_regions():
+            home = self.netcheck.chooser.home = self.home
         if home != self.home:
             self._set_home(home)
         info = NetInfo(

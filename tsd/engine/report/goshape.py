@@ -14,6 +14,7 @@ from typing import Any
 
 from tsd.base.addr import AddrPort, packed_single, parse_ip, parse_number
 from tsd.base.errors import DecodeError
+from tsd.netmap.netmap import Netmap
 from tsd.tailcfg.wire import is_zero_time, time_ns
 
 Json = dict[str, Any]
@@ -93,3 +94,22 @@ def _is_base64(text: str) -> bool:
         return b64decode(text, validate=True) is not None
     except (binascii.Error, ValueError):
         return False
+
+
+def display_messages(netmap: Netmap) -> dict[str, Json]:
+    """What control wants shown, by ID; a server that knows only plain texts gets a title for each."""
+    messages: dict[str, Json] = {}
+    for message_id, message in netmap.display_messages.items():
+        shown: dict[str, Any] = {"Title": message.title, "Text": message.text, "Severity": message.severity}
+        if message.impacts_connectivity:
+            shown["ImpactsConnectivity"] = True
+        if message.primary_action is not None:
+            shown["PrimaryAction"] = {"URL": message.primary_action.url, "Label": message.primary_action.label}
+        messages[message_id] = shown
+    if messages:
+        return messages
+    title = "The coordination server reports an issue"
+    return {
+        f"health-{index}": {"Title": title, "Text": text, "Severity": "medium"}
+        for index, text in enumerate(netmap.health)
+    }

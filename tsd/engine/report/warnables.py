@@ -83,7 +83,7 @@ _ALL = (
         "Out of sync",
         "The coordination server does not answer: {error}. Known peers stay reachable, changes do not arrive.",
         text_bare="The coordination server does not answer. Known peers stay reachable, changes do not arrive.",
-        depends_on=(_NET, _OFF),
+        depends_on=(_NET, _OFF, "using-cached-netmap"),
         visible_after_s=480.0,
     ),
     Warnable(
@@ -242,6 +242,16 @@ _ALL = (
     ),
     Warnable("sync-disabled", "high", "engine", "Updates are off", "This node does not take changes from the server."),
     # Ours:
+    Warnable(
+        "using-cached-netmap",
+        "medium",
+        "control",
+        "Netmap of the last run",
+        "The netmap of {age} ago is in use, because the coordination server does not answer: {error}. Peers known then"
+        " are reachable; changes do not arrive. tsd keeps trying.",
+        depends_on=(_NET, _OFF),
+        visible_after_s=5.0,
+    ),
     Warnable(
         "state-store-write",
         "high",

@@ -1,6 +1,7 @@
 """`tsctl netcheck`: this host's network as the DERP map's servers see it.
 
-Probes run here, not in the daemon, so that it works with tailscaled's socket as well. No port mapping is tried.
+Probes run here, not in the daemon, so that it works with tailscaled's socket as well. Only what the router does for us
+is known by the daemon alone: it keeps the mapping.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _FLAGS = (
     Flag("bind-address", "send from this address"),
     Flag("bind-port", "send from this UDP port", 0),
 )
+_ROUTER = ("UPnP", "PMP", "PCP")
 
 
 def netcheck_command(context: ctx.Context) -> Command:
@@ -34,7 +36,9 @@ def netcheck_command(context: ctx.Context) -> Command:
         if not derp_map or not derp_map.get("Regions"):
             raise Failure("no DERP map: the node has not been connected to a tailnet yet")
         while True:
-            _show(_report(derp_map, parsed), derp_map, parsed.text("format"))
+            mapping = _port_mapping(context)
+            report = _report(derp_map, parsed) | {name: mapping[name] for name in _ROUTER}
+            _show(report, derp_map, parsed.text("format"), mapping["External"])
             if parsed.seconds("every") <= 0:
                 return
             time.sleep(parsed.seconds("every"))
@@ -77,9 +81,7 @@ def _stun_report(result: StunResult) -> dict[str, Any]:
         "OSHasIPv6": os_has_ipv6(),
         "ICMPv4": False,
         "MappingVariesByDestIP": len(v4) > 1 if sum(v4.values()) > 1 else None,
-        "UPnP": None,
-        "PMP": None,
-        "PCP": None,
+        **dict.fromkeys(_ROUTER),
         "PreferredDERP": 0,
         "RegionLatency": merged,
         "RegionV4Latency": by_family[4],
@@ -108,7 +110,16 @@ def os_has_ipv6() -> bool:
     return True
 
 
-def _show(report: dict[str, Any], derp_map: dict[str, Any], form: str) -> None:
+def _port_mapping(context: ctx.Context) -> dict[str, Any]:
+    """As the daemon tells; a tailscaled does not."""
+    try:
+        told = context.client.call("POST", "debug?action=port-mapping").json()
+    except (Failure, ValueError):
+        told = None
+    return dict.fromkeys((*_ROUTER, "External")) | (told if isinstance(told, dict) else {})
+
+
+def _show(report: dict[str, Any], derp_map: dict[str, Any], form: str, mapped: str | None) -> None:
     if form:
         ctx.note("# Warning: this JSON format may still change")
         ctx.out(ctx.to_json(report, "\t" if form == "json" else None))
@@ -122,7 +133,7 @@ def _show(report: dict[str, Any], derp_map: dict[str, Any], form: str) -> None:
     ctx.out(f"\t* IPv4: {'yes, ' + report['GlobalV4'] if report['GlobalV4'] else '(no addr found)'}")
     ctx.out(f"\t* IPv6: {_ipv6_text(report)}")
     ctx.out(f"\t* MappingVariesByDestIP: {'' if varies is None else str(varies).lower()}")
-    ctx.out("\t* PortMapping: not checked")
+    ctx.out(f"\t* PortMapping: {_port_mapping_text(report, mapped)}")
     ctx.out(f"\t* Nearest DERP: {best.get('RegionName') if best else 'unknown (no response to latency probes)'}")
     if report["RegionLatency"]:
         ctx.out("\t* DERP latency:")
@@ -130,6 +141,13 @@ def _show(report: dict[str, Any], derp_map: dict[str, Any], form: str) -> None:
         known = names.get(region, {})
         took = format_duration(round(took_ns / 1e5) / 1e4)
         ctx.out(f"\t\t- {known.get('RegionCode') or region:>3}: {took:<7} ({known.get('RegionName', '')})")
+
+
+def _port_mapping_text(report: dict[str, Any], mapped: str | None) -> str:
+    if all(report[name] is None for name in _ROUTER):
+        return "not checked"
+    found = ", ".join(name for name in _ROUTER if report[name])
+    return f"{found} ({mapped} leads here)" if mapped else found or "no"
 
 
 def _ipv6_text(report: dict[str, Any]) -> str:

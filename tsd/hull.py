@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from typing import Any, NamedTuple, Protocol
 
 from tsd.base.addr import AddrPort, IPAddress, IPPrefix
@@ -187,6 +188,10 @@ class LinkMonitor(Protocol):
 
     def changes(self) -> AsyncIterator[LinkState]:
         """Debounced; also yields the same state again after the machine woke from suspend."""
+    networks: tuple[IPPrefix, ...] = ()
+    """What the host is connected to, without single addresses, loopback and link-local ranges."""
+    gateway_v4: IPv4Address | None = None
+    """Of the IPv4 default route; None also when the host does not tell."""
 
 
 class Underlay(Protocol):

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
 
 from tsd.base.addr import IPPrefix
@@ -120,16 +120,20 @@ def read_state(own: str = "") -> LinkState:
     try:
         names = {link.number: link for link in netlink.interfaces() if link.flags & netlink.IFF_UP}
         found: dict[str, list[IPPrefix]] = {}
+        networks: set[IPPrefix] = set()
         for address in netlink.addresses():
             link = names.get(address.number)
             if link is not None and address.is_usable and not _is_own(link.name, own):
                 found.setdefault(link.name, []).append(ip_network(address.ip))
+                networks.add(ip_network((address.ip, address.prefix_length), strict=False))
     except OSError as err:
         log.info("interfaces cannot be read by netlink: %s", err.strerror)
         return _read_portable()
-    default_v4, default_v6 = default_interface_v4(own=own), default_interface_v6(own=own)
+    (default_v4, gateway), default_v6 = default_route_v4(own=own), default_interface_v6(own=own)
     addresses = {name: tuple(prefixes) for name, prefixes in sorted(found.items())}
-    return LinkState(addresses, default_v4, default_v6, bool(default_v4 or default_v6 or _has_global(addresses)))
+    shared = [p for p in networks if p.prefixlen < p.max_prefixlen and not (p.is_loopback or p.is_link_local)]
+    is_up = bool(default_v4 or default_v6 or _has_global(addresses))
+    return LinkState(addresses, default_v4, default_v6, is_up, tuple(sorted(shared, key=str)), gateway)
 
 
 def _is_own(name: str, own: str) -> bool:
@@ -141,16 +145,19 @@ def _has_global(addresses: dict[str, tuple[IPPrefix, ...]]) -> bool:
     return any(not (ip.is_loopback or ip.is_link_local) for ip in hosts)
 
 
-def default_interface_v4(path: Path = _PROC / "route", own: str = "") -> str:
-    """Interface of the IPv4 default route with the lowest metric; "" without one."""
-    best: tuple[int, str] | None = None
+def default_route_v4(path: Path = _PROC / "route", own: str = "") -> tuple[str, IPv4Address | None]:
+    """Interface and gateway of the IPv4 default route with the lowest metric; ("", None) without one."""
+    best: tuple[int, str, int] | None = None
     for line in _lines(path)[1:]:
         columns = line.split()
         if len(columns) < 8 or columns[1] != _NO_GATEWAY_MASK or columns[7] != _NO_GATEWAY_MASK:
             continue
         if int(columns[3], 16) & 0x1 and not _is_own(columns[0], own):
-            best = min(best or (1 << 32, ""), (int(columns[6]), columns[0]))
-    return best[1] if best else ""
+            found = (int(columns[6]), columns[0], socket.ntohl(int(columns[2], 16)))
+            best = min(best, found) if best else found
+    if best is None:
+        return "", None
+    return best[1], IPv4Address(best[2]) if best[2] else None
 
 
 def default_interface_v6(path: Path = _PROC / "ipv6_route", own: str = "") -> str:

@@ -12,7 +12,7 @@ from functools import partial
 
 import tsnative
 from tsd.base.addr import AddrPort
-from tsd.base.clock import SystemClock
+from tsd.base.clock import Clock, SystemClock
 from tsd.base.entropy import system_entropy
 from tsd.base.errors import HullError, StateError, TsdError, reason_of
 from tsd.base.keys import NodePrivate
@@ -24,6 +24,7 @@ from tsd.daemon.logsetup import LogTap, announce_http_proxy, announce_socks5
 from tsd.daemon.statefiles import OpenedState
 from tsd.engine.account.states import State
 from tsd.engine.engine import Engine, EngineOptions
+from tsd.engine.path.portmapping import PortMapping
 from tsd.engine.path.sockets import host_udp
 from tsd.hull import DatagramPort, Hull, Stream
 from tsd.localapi.engine_backend import EngineBackend
@@ -169,6 +170,7 @@ class DaemonService:
         protect = hull.underlay.protect
         plain_derp = settings.knob_on("TS_DEBUG_USE_DERP_HTTP")
         proxies = ProxySettings.from_environ(settings.env)
+        dial = HostDial(protect, clock)
 
         def derp_options(node_key: NodePrivate) -> DerpOptions:
             return DerpOptions(node_key, clock, system_entropy, protect, plain_http=plain_derp, proxies=proxies)
@@ -187,7 +189,8 @@ class DaemonService:
             derp=derp_options,
             resolve_host=resolve_host,
             measure_https=probe,
-            control_dial=HostDial(protect, clock),
+            control_dial=dial,
+            port_mapping=_port_mapping(settings, dial, hull, clock),
             environ=settings.env,
             wanted_port=settings.port,
             is_ephemeral=settings.is_ephemeral,
@@ -315,6 +318,18 @@ def _keylog(path: str) -> Callable[[str], None] | None:
     """TSD_KEYLOG=FILE: session keys for Wireshark. For tests: it gives away the traffic."""
     if not path:
         return None
+def _port_mapping(settings: Settings, dial: HostDial, hull: Hull, clock: Clock) -> PortMapping | None:
+    if settings.knob_on("TS_DISABLE_PORTMAPPER"):
+        return None
+    return PortMapping(
+        open_udp=host_udp(hull.underlay.protect),
+        dial=dial,
+        clock=clock,
+        entropy=system_entropy,
+        upnp=not settings.knob_on("TS_DISABLE_UPNP"),
+    )
+
+
     log.warning("TSD_KEYLOG is set: session keys are written to %s", path)
 
     def write(line: str) -> None:

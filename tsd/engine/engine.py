@@ -34,6 +34,7 @@ from tsd.engine.names.forwarder import Surroundings
 from tsd.engine.names.resolver import Resolver
 from tsd.engine.path.pings import DiscoReply, Pings
 from tsd.engine.path.plane import Plane, PlaneEvents, PlaneOptions
+from tsd.engine.path.portmapping import PortMapping
 from tsd.engine.path.reach import Reach, ReachEvents
 from tsd.engine.path.sockets import OpenUdp
 from tsd.engine.path.stamps import StampStore
@@ -82,6 +83,7 @@ class EngineOptions:
     facts: hostinfo.HostFacts | None = None
     store_error: str = ""
     netmap_cache: BlobCache | None = None
+    port_mapping: PortMapping | None = None
 
 
 class Engine:
@@ -133,6 +135,7 @@ class Engine:
                 self.report_self, self._on_home, self._on_link, self._on_socket_problem, self._on_relay_map
             ),
             never_direct_udp=options.never_direct_udp,
+            port_mapping=options.port_mapping,
         )
         self.plane: Plane | None = None
         self.control: ControlSession | None = None
@@ -171,7 +174,7 @@ class Engine:
         self.account.close()
         self._drop_plane()
         self._stamps.save()
-        self.reach.close()
+        await self.reach.close()
         self.resolver.close()
         self.bus.close()
         self.expiry.close()

@@ -54,6 +54,7 @@ class DebugActions:
         documents: dict[str, Callable[[], Any]] = {
             "current-netmap": self._engine.inspection.netmap,
             "control-knobs": self._control_knobs,
+            "port-mapping": self._port_mapping,
             "peer-disco-keys": self._disco_keys,
             "statedir": lambda: "",
             "peer-relay-servers": list,
@@ -81,6 +82,12 @@ class DebugActions:
         netmap = self._engine.tailnet.netmap
         node = netmap.self_node if netmap is not None else None
         return {name: node is not None and node.has_cap(attribute) for name, attribute in _KNOBS.items()}
+
+    def _port_mapping(self) -> Json:
+        """What the daemon's port mapper found; null: not looked for."""
+        info = self._engine.reach.net_info
+        mapped = self._engine.reach.portmapped
+        return {"UPnP": info.upnp, "PMP": info.pmp, "PCP": info.pcp, "External": str(mapped) if mapped else ""}
 
     def _disco_keys(self) -> Json:
         return {str(peer.node_key): str(peer.node.disco_key or "") for peer in self._engine.tailnet.peers}

@@ -53,7 +53,8 @@ async def component_debug_logging(call: Call) -> Response:
 
 
 async def optional_features(call: Call) -> Response:
-    return compact({"Features": {"dns": True, "serve": False, "ssh": False, "taildrop": False, "tailnetlock": False}})
+    known = {"dns": True, "portmapper": True, "serve": False, "ssh": False, "taildrop": False, "tailnetlock": False}
+    return compact({"Features": known})
 
 
 async def disconnect_control(call: Call) -> Response:

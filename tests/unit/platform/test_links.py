@@ -15,7 +15,7 @@ import pytest
 
 from tsd.hull import LinkState
 from tsplatform import links, netlink
-from tsplatform.links import LinkWatcher, default_interface_v4, default_interface_v6, read_state
+from tsplatform.links import LinkWatcher, default_interface_v6, default_route_v4, read_state
 from tsplatform.underlay import HostUnderlay, endpoint_addresses
 
 
@@ -54,7 +54,7 @@ def test_default_routes_from_proc(tmp_path: Path) -> None:
         "tsd0 00000000 010200C0 0003 0 0 1 00000000 0 0 0\n"
         "eth2 0000A8C0 00000000 0001 0 0 0 00FFFFFF 0 0 0\n"
     )
-    assert default_interface_v4(route) == "eth0"
+    assert default_route_v4(route) == ("eth0", ip_address("192.0.2.1"))
     route6 = tmp_path / "ipv6_route"
     zero = "0" * 32
     route6.write_text(
@@ -62,7 +62,7 @@ def test_default_routes_from_proc(tmp_path: Path) -> None:
         f"{zero} 00 {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00450003 eth0\n"
     )
     assert default_interface_v6(route6) == "eth0"
-    assert default_interface_v4(tmp_path / "absent") == ""
+    assert default_route_v4(tmp_path / "absent") == ("", None)
 
 
 def test_the_hosts_own_state_has_loopback() -> None:

@@ -18,6 +18,7 @@ from tsd.base.entropy import Entropy, uniform
 from tsd.base.log import fields
 from tsd.engine.driver import Driver
 from tsd.engine.path.plane import Plane
+from tsd.engine.path.portmapping import PortMapping
 from tsd.engine.path.sockets import OpenUdp, UdpSockets
 from tsd.hull import LinkMonitor, LinkState, Underlay
 from tsd.magicsock.endpoints import EndpointList, StunFindings
@@ -25,6 +26,7 @@ from tsd.magicsock.types import OwnEndpoint
 from tsd.netcheck.netcheck import HttpsWanted, NetcheckMachine, ReportReady, SendStun
 from tsd.netcheck.plan import hosts_to_resolve
 from tsd.netcheck.report import Report
+from tsd.portmap.mapper import Seen
 from tsd.tailcfg.derpmap import DERPMap, DERPRegion
 from tsd.tailcfg.hostinfo import NetInfo
 
@@ -33,6 +35,10 @@ log = logging.getLogger(__name__)
 RESTUN_MIN_S, RESTUN_MAX_S = 20.0, 26.0
 ACTIVE_S = 45.0
 DEBOUNCE_S = 0.05
+_FACTS = (
+    "mapping_varies_by_dest_ip", "working_ipv6", "os_has_ipv6", "working_udp", "preferred_derp", "have_port_map",
+    "upnp", "pmp", "pcp",
+)  # fmt: skip
 
 Resolve = Callable[[str], Awaitable[list[IPAddress]]]
 MeasureHttps = Callable[[DERPRegion], Awaitable[float | None]]
@@ -65,6 +71,7 @@ class Reach:
         measure_https: MeasureHttps,
         events: ReachEvents,
         never_direct_udp: bool = False,
+        port_mapping: PortMapping | None = None,
     ) -> None:
         self._underlay = underlay
         self._links = links
@@ -75,6 +82,9 @@ class Reach:
         self._events = events
         self._wanted_port = wanted_port
         self._never_direct_udp = never_direct_udp
+        self._port_mapping = port_mapping
+        if port_mapping is not None:
+            port_mapping.on_changed = lambda: self.look("portmap-changed")
         self.sockets = UdpSockets(open_udp, wanted_port, self._on_udp, self._on_udp_error)
         self.netcheck = NetcheckMachine(entropy=entropy)
         self._driver = Driver(clock)
@@ -93,6 +103,16 @@ class Reach:
         self.is_home_known = True
         """Whether control hears of a change of the home region; while it does not, peers look for us where it was."""
 
+    @property
+    def udp_ports(self) -> tuple[int, ...]:
+        """Where packets of peers arrive."""
+        return tuple(sorted({self.sockets.port_v4, self.sockets.port_v6} - {0}))
+
+    @property
+    def portmapped(self) -> AddrPort | None:
+        """Where the home router lets peers in."""
+        return self._port_mapping.external if self._port_mapping is not None else None
+
     # --- life
 
     def open(self) -> None:
@@ -101,7 +121,9 @@ class Reach:
         self._events.on_socket_problem(self.sockets.problem)
         self._spawn(self._watch_links())
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        if self._port_mapping is not None:
+            await self._port_mapping.close()
         self._driver.close()
         for timer in (self._look_timer, self._periodic_timer):
             if timer is not None:
@@ -185,6 +207,8 @@ class Reach:
 
     def _begin_look(self) -> None:
         self._look_timer = None
+        if self._port_mapping is not None and not self._never_direct_udp and self._plane is not None:
+            self._port_mapping.look(self._links.state(), self.sockets.port_v4)
         if not self._derp_map.is_usable:
             self._settle(None)
             return
@@ -261,6 +285,7 @@ class Reach:
             local=self._underlay.addresses(),
             port_v4=self.sockets.port_v4,
             port_v6=self.sockets.port_v6,
+            portmapped=self.portmapped,
             fixed_port=self._wanted_port,
         )
         if self._never_direct_udp:
@@ -282,15 +307,17 @@ class Reach:
             home = self.netcheck.chooser.home = self.home
         if home != self.home:
             self._set_home(home)
+        routers = self._port_mapping.seen if self._port_mapping is not None else Seen()
         info = NetInfo(
             mapping_varies_by_dest_ip=report.mapping_varies,
             working_ipv6=report.ipv6,
             os_has_ipv6=report.os_has_ipv6,
             working_udp=report.udp,
             working_icmpv4=False,
-            upnp=False,
-            pmp=False,
-            pcp=False,
+            have_port_map=self.portmapped is not None,
+            upnp=routers.upnp,
+            pmp=routers.pmp,
+            pcp=routers.pcp,
             preferred_derp=home,
             derp_latency=report.derp_latency() or None,
         )
@@ -361,5 +388,4 @@ def _findings(report: Report) -> StunFindings:
 
 def _is_material(old: NetInfo, new: NetInfo) -> bool:
     """Latencies move all the time; only facts are worth telling control."""
-    facts = ("mapping_varies_by_dest_ip", "working_ipv6", "os_has_ipv6", "working_udp", "preferred_derp")
-    return any(getattr(old, name) != getattr(new, name) for name in facts)
+    return any(getattr(old, name) != getattr(new, name) for name in _FACTS)

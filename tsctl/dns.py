@@ -20,6 +20,10 @@ _RCODES = (
     "NotImplemented",
     "Refused",
 )
+_WAYS = {
+    "direct": "direct (the file /etc/resolv.conf)",
+    "none": "none (names are resolved by tsd's own proxies only)",
+}
 _TYPE_NAMES = {number: name for name, number in DNS_QUERY_TYPES.items()}
 _JSON = (Flag("json", "print JSON", False),)
 
@@ -132,6 +136,36 @@ def _print_status(status: dict[str, Any], config: dict[str, Any], system: Any, s
     _print_list("Nameservers:", [str(one) for one in system.get("Nameservers") or []], "none")
     _print_list("Search domains:", [str(one) for one in system.get("SearchDomains") or []], "none")
     _print_list("Match domains:", [str(one) for one in system.get("MatchDomains") or []], "none")
+    _print_manager(system.get("Manager"))
+
+
+def _print_manager(manager: Any) -> None:
+    """What this machine was told, and by whom; daemons of another make do not say it."""
+    if not isinstance(manager, dict):
+        return
+    ctx.out("\n=== How names are set up on this machine ===\n")
+    mode = str(manager.get("Mode") or "")
+    ctx.out(f"Set up by: {_WAYS.get(mode, mode) or 'nobody (nothing to set up now)'}")
+    _print_list("Because:", [str(one) for one in manager.get("Because") or []], "not looked at yet")
+    if mode and mode != "none":
+        for title, name in (
+            ("Servers", "Nameservers"),
+            ("Search domains", "SearchDomains"),
+            ("Only for", "MatchDomains"),
+        ):
+            told = [str(one) for one in manager.get(name) or []]
+            _print_list(
+                f"{title} that were set:", _without_reverse(told), "all names" if title == "Only for" else "none"
+            )
+    if manager.get("Trouble"):
+        ctx.out(f"\nTrouble: {manager['Trouble']}")
+
+
+def _without_reverse(domains: list[str]) -> list[str]:
+    """The reverse zones of the tailnet's addresses are many and always the same."""
+    shown = [domain for domain in domains if not domain.endswith(".arpa")]
+    hidden = len(domains) - len(shown)
+    return [*shown, f"({hidden} reverse zones)"] if hidden else shown
 
 
 def _print_list(title: str, lines: list[str], if_empty: str) -> None:
@@ -152,16 +186,21 @@ def _query(context: ctx.Context, parsed: Parsed) -> None:
     except (ValueError, IndexError, AttributeError):
         raise Failure("the daemon's DNS reply does not parse") from None
     resolvers = found.get("Resolvers") or []
+    who = found.get("AnsweredBy") or {}
     code = "RCode" + (_RCODES[rcode] if rcode < len(_RCODES) else str(rcode))
     if parsed.flag("json"):
         value: dict[str, Any] = {"Name": name, "QueryType": qtype}
         if resolvers:
             value["Resolvers"] = resolvers
+        if who:
+            value["AnsweredBy"] = who
         ctx.out(ctx.to_json({**value, "ResponseCode": code, "Answers": answers}))
         return
     ctx.out(f"DNS query for {ctx.quoted(name)} ({qtype}) using the node's own resolver:\n")
     for address in _resolver_texts(resolvers):
         ctx.out(f"Forwarding to resolver: {address}")
+    if who:
+        ctx.out(f"Answered by: {who.get('Addr')} over {who.get('Transport')}")
     ctx.out(f"\nResponse code: {code}\n")
     if not answers:
         ctx.out("No answers.")

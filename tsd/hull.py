@@ -146,6 +146,9 @@ class Dns(Protocol):
     def base_resolvers(self) -> list[str]:
         """Upstream resolvers of the host as they were before us."""
 
+    def describe(self) -> dict[str, Any]:
+        """For `tsctl dns status`: Mode (who keeps the host's settings), Because (why we think so), what was set."""
+
 
 class StateStore(Protocol):
     """Small named byte strings that survive a crash. Raises `StateError`."""

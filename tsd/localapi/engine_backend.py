@@ -320,18 +320,20 @@ class EngineBackend(OptionalBackend):
         return to_go(netmap.dns) if netmap is not None else None
 
     def dns_os_config(self) -> Json:
-        resolvers = self._engine.options.hull.dns.base_resolvers()
-        return {"Nameservers": resolvers, "SearchDomains": [], "MatchDomains": []}
+        dns = self._engine.options.hull.dns
+        found: Json = {"Nameservers": dns.base_resolvers(), "SearchDomains": [], "MatchDomains": []}
+        return found | {"Manager": dns.describe()}
 
-    async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json]]:
+    async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json], Json | None]:
         from tsd.dns import wire  # slow to import, and most runs never ask
 
         try:
             query = wire.question(name, qtype, query_id=0)
         except DecodeError as err:
             raise ApiError(400, err.reason) from None
-        reply = await self._engine.resolver.query(query, over_tcp=True)
-        return reply, self._engine.resolver.resolvers_json(name)
+        answer = await self._engine.resolver.ask(query, over_tcp=True)
+        who = {"Addr": answer.upstream, "Transport": answer.transport} if answer.upstream else None
+        return answer.wire, self._engine.resolver.resolvers_json(name), who
 
     def cert_domains(self) -> list[str] | None:
         netmap = self._engine.tailnet.netmap

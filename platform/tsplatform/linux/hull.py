@@ -24,8 +24,9 @@ from tsd.base.errors import HullError
 from tsd.hull import Hull, LinkMonitor, RouterConfig, StateStore
 from tsplatform.links import LinkWatcher
 from tsplatform.linux.checks import host_facts
-from tsplatform.linux.dns_direct import BACKUP_NAME, NAMES_CLAIM, PATH, DirectDns, restore
-from tsplatform.linux.hostnames import BYPASS_MARK, HostNames, SlotClaim, claim_name, claim_slot, try_slot
+from tsplatform.linux.dns.system import SystemNames
+from tsplatform.linux.dns.undo import undo_names
+from tsplatform.linux.hostnames import BYPASS_MARK, HostNames, SlotClaim, claim_slot, try_slot
 from tsplatform.linux.journal import UndoJournal
 from tsplatform.linux.net import HostNet
 from tsplatform.linux.netfilter import NftTable
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25
 REVERT_S = 8.0
-NAMES_CHECK_S = 3.0
 
 
 class MarkedUnderlay(HostUnderlay):
@@ -135,8 +135,7 @@ class LinuxHull(Hull):
     claim: SlotClaim
     watch: RoutingWatch
     kernel: RtNetlink
-    names: DirectDns
-    pulse: asyncio.TimerHandle | None = None
+    names: SystemNames
 
     async def start(
         self, resolve: ResolveWire, on_routing: Callable[[str], None], on_names: Callable[[str], None]
@@ -149,7 +148,6 @@ class LinuxHull(Hull):
         self.names.on_fight = on_names
         await self.services.start(resolve)
         self.watch.start()
-        self._check_names()
 
     def verify(self) -> None:
         self.threaded.verify()
@@ -161,13 +159,7 @@ class LinuxHull(Hull):
         facts = await asyncio.to_thread(host_facts, names, config)
         return await Hull.report(self) | {"IsUp": self.device.is_up} | facts
 
-    def _check_names(self) -> None:
-        self.names.check()
-        self.pulse = asyncio.get_running_loop().call_later(NAMES_CHECK_S, self._check_names)
-
     def close(self) -> None:
-        if self.pulse is not None:
-            self.pulse.cancel()
         self.watch.stop()
         self.services.close()
         self.sockets.close()
@@ -204,7 +196,7 @@ def build_linux_hull(
         raise
     watcher = links if links is not None else LinkWatcher(device)
     threaded = ThreadedRouter(router)
-    names = DirectDns(folder, threaded.own_addresses)
+    names = SystemNames(folder, device, threaded.own_addresses)
     net = HostNet(threaded.own_addresses)
     services = ServiceStack(tun, entropy, clock)
     watch = RoutingWatch(threaded.verify, lambda: tun.is_up, device, lambda: threaded.cost_s)
@@ -231,7 +223,7 @@ def build_linux_hull(
 
 def undo_leftovers(folder: Path) -> None:
     """Undo what the journal of a daemon that is gone says; never raises. Slots in use are left alone."""
-    _give_back_names(folder)
+    undo_names(folder)
     journal = UndoJournal(folder)
     for entry in journal.entries:
         try:
@@ -247,20 +239,6 @@ def undo_leftovers(folder: Path) -> None:
             continue
         journal.forget(entry)
         log.info("undone what a daemon that was killed left: rules, routes and firewall of %s", entry.device)
-
-
-def _give_back_names(folder: Path) -> None:
-    try:
-        claim = claim_name(NAMES_CLAIM)
-        if claim is None:
-            return
-        try:
-            if restore(folder / BACKUP_NAME):
-                log.info("given back as it was before a daemon that was killed: %s", PATH)
-        finally:
-            claim.close()
-    except HullError as err:
-        log.warning("left over on this host: %s", err)
 
 
 def _purge(names: HostNames) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tsd.base.addr import AddrPort, IPAddress
 from tsd.hull import DatagramPort, DnsConfig, Frame, Hull, LinkState, RouterConfig, Stream, StreamHandler
@@ -76,6 +77,9 @@ class RecordingDns:
 
     def base_resolvers(self) -> list[str]:
         return list(self._base)
+
+    def describe(self) -> dict[str, Any]:
+        return {"Mode": "none", "Because": ["memory hull"]}
 
 
 class ManualLinks:

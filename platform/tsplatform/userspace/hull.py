@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tsd.base.addr import parse_ip
 from tsd.base.clock import Clock
@@ -47,6 +48,9 @@ class HostDns:
             return []
         found = [words[1] for words in (line.split() for line in lines) if len(words) > 1 and words[0] == "nameserver"]
         return [text for text in found if _is_address(text)]
+
+    def describe(self) -> dict[str, Any]:
+        return {"Mode": "none", "Because": ["userspace networking: the host's resolver cannot reach tsd's"]}
 
 
 def _is_address(text: str) -> bool:

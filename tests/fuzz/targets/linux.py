@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tsd.base.addr import parse_ip
+from tsd.dns.osconfig import os_dns
 from tsd.hull import DnsConfig
-from tsplatform.linux import dns_direct, vnet
+from tsplatform.linux import vnet
+from tsplatform.linux.dns import choose, file
 
 
 def fuzz_vnet(data: bytes) -> None:
@@ -20,8 +22,10 @@ def fuzz_vnet(data: bytes) -> None:
 
 def fuzz_resolv_conf(data: bytes) -> None:
     """A file of any content: its servers are read, and ours is made of it and read again."""
-    servers = dns_direct.nameservers(data)
+    servers = file.nameservers(data)
     assert all("\n" not in server for server in servers)
     config = DnsConfig(search_domains=("tail.example",), resolvers=("192.0.2.53",))
-    made = dns_direct.render(config, data, [parse_ip("100.64.0.1")])
-    assert dns_direct.is_ours(made) and dns_direct.nameservers(made) == ["192.0.2.53"]
+    wanted = os_dns(config, [parse_ip("100.64.0.1")], False)
+    made = file.render(wanted.nameservers, wanted.search, data)
+    assert file.is_ours(made) and file.nameservers(made) == ["192.0.2.53"]
+    choose.owner_of(data)

@@ -1,0 +1,102 @@
+"""Names by Debian's resolvconf: a record of ours, and a hook that makes it the only one that counts (resolvconf(8)).
+
+Its records are blended, so that other servers would be asked beside ours; the hook runs after each blending and writes
+ours alone (as tailscale: net/dns/debian_resolvconf.go does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+from tsd.base.errors import HullError
+from tsd.dns.osconfig import OsDns
+from tsplatform.linux.dns import file, tools
+from tsplatform.linux.dns.manager import Found, Mode
+
+RECORDS = Path("/run/resolvconf/interface")
+HOOK = Path("/etc/resolvconf/update-libc.d/tsd")
+_BASE = Path("/etc/resolvconf/resolv.conf.d/base")
+_SCRIPT = """#!/bin/sh
+# Written by tsd while it sets up names: its servers alone, whatever other records there are.
+# resolvconf runs this in the folder of its records, after it has made resolv.conf.
+set -e
+[ -f '{record}' ] || exit 0
+made=/run/resolvconf/resolv.conf
+[ "$(readlink -f /etc/resolv.conf)" = "$made" ] || exit 0
+{{
+    [ ! -f /etc/resolvconf/resolv.conf.d/head ] || cat /etc/resolvconf/resolv.conf.d/head
+    cat '{record}'
+    grep -h '^ *options ' "$made" || true
+}} >"$made.tsd"
+mv -f "$made.tsd" "$made"
+"""
+
+
+class DebianResolvconf:
+    """Implements `Manager`."""
+
+    mode = Mode.DEBIAN_RESOLVCONF
+    can_split = False
+
+    def __init__(self, folder: Path, device: str, path: Path = file.PATH) -> None:
+        self._folder = folder
+        self._record = record_of(device)
+        self._path = path
+        self._wanted: OsDns | None = None
+
+    async def set(self, wanted: OsDns) -> None:
+        tools.note(self._folder, self.mode, self._record)
+        self._wanted = wanted
+        try:
+            HOOK.parent.mkdir(parents=True, exist_ok=True)
+            file.write_new(HOOK, _SCRIPT.format(record=self._record).encode(), 0o755)
+        except OSError as err:
+            raise HullError(f"write {HOOK}", os.strerror(err.errno or 0), errno=err.errno or 0) from None
+        await tools.resolvconf("-a", self._record, given=file.record(wanted.nameservers, wanted.search))
+        if self._servers() != list(wanted.nameservers):
+            await tools.resolvconf("-u")
+        if self._servers() != list(wanted.nameservers):
+            hint = "run dpkg-reconfigure resolvconf, or remove it"
+            raise HullError("set up names by resolvconf", f"{self._path} is not made by it", hint)
+
+    async def revert(self) -> None:
+        self._wanted = None
+        await asyncio.to_thread(undo, self._record)
+        tools.forget(self._folder)
+
+    async def look(self) -> Found:
+        if self._wanted is None or self._servers() == list(self._wanted.nameservers):
+            return Found.FINE
+        return Found.CHANGED
+
+    def base_resolvers(self) -> list[str]:
+        """Of all records but ours, in the order of their names."""
+        try:
+            others = sorted(path for path in RECORDS.iterdir() if path.name != self._record)
+        except OSError:
+            others = []
+        found = [server for path in (*others, _BASE) for server in file.nameservers(file.content_of(path) or b"")]
+        return list(dict.fromkeys(found))
+
+    def watched(self) -> list[Path]:
+        return [self._path.parent, self._path, RECORDS.parent]
+
+    def rival(self) -> str:
+        return ""
+
+    def _servers(self) -> list[str]:
+        return file.servers_in(file.content_of(self._path) or b"")
+
+
+def record_of(device: str) -> str:
+    """Records of tunnels come first in the usual order."""
+    return f"tun-{device}.tsd"
+
+
+def undo(record: str) -> None:
+    with contextlib.suppress(OSError):
+        HOOK.unlink()
+    tools.resolvconf_now("-d", record)

@@ -1,0 +1,89 @@
+"""Names by openresolv: an exclusive record of ours, of which it makes /etc/resolv.conf (its resolvconf(8))."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from tsd.base.errors import HullError
+from tsd.dns.osconfig import OsDns
+from tsplatform.linux.dns import file, tools
+from tsplatform.linux.dns.manager import Found, Mode
+
+_RECORDS = Path("/run/resolvconf/interfaces")
+
+
+class Openresolv:
+    """Implements `Manager`."""
+
+    mode = Mode.OPENRESOLV
+    can_split = False
+
+    def __init__(self, folder: Path, device: str, path: Path = file.PATH) -> None:
+        self._folder = folder
+        self._record = record_of(device)
+        self._path = path
+        self._wanted: OsDns | None = None
+        self._made: list[str] = []
+        self._base: list[str] = []
+        self._base_of_ns = -1
+
+    async def set(self, wanted: OsDns) -> None:
+        tools.note(self._folder, self.mode, self._record)
+        self._wanted = wanted
+        await self._read_base()
+        # The lowest metric comes first, and an exclusive record alone.
+        text = file.record(wanted.nameservers, wanted.search)
+        await tools.resolvconf("-m", "0", "-x", "-a", self._record, given=text)
+        self._made = self._servers()
+
+    async def revert(self) -> None:
+        self._wanted = None
+        await asyncio.to_thread(undo, self._record)
+        tools.forget(self._folder)
+
+    async def look(self) -> Found:
+        if self._wanted is None:
+            return Found.FINE
+        await self._read_base()
+        return Found.FINE if self._servers() == self._made else Found.CHANGED
+
+    def base_resolvers(self) -> list[str]:
+        return self._base
+
+    def watched(self) -> list[Path]:
+        return [self._path.parent, self._path, _RECORDS]
+
+    def rival(self) -> str:
+        return ""
+
+    def _servers(self) -> list[str]:
+        """Perhaps not ours: openresolv may be set up to write a local resolver instead, which then asks us."""
+        return file.servers_in(file.content_of(self._path) or b"")
+
+    async def _read_base(self) -> None:
+        """What all others say together; when a record came or went."""
+        changed_ns = _changed_ns(_RECORDS)
+        if changed_ns == self._base_of_ns:
+            return
+        with contextlib.suppress(HullError):
+            names = (await tools.resolvconf("-i")).decode("utf-8", "replace").split()
+            others = [name for name in names if name != self._record]
+            self._base = file.nameservers(await tools.resolvconf("-l", *others)) if others else []
+            self._base_of_ns = changed_ns
+
+
+def record_of(device: str) -> str:
+    return f"{device}.tsd"
+
+
+def undo(record: str) -> None:
+    tools.resolvconf_now("-f", "-d", record)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

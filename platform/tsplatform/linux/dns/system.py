@@ -1,0 +1,380 @@
+"""Names on a Linux host: finds out who keeps its resolver settings, has ours set by him, and watches over them.
+
+All work is done in a thread with a loop of its own: files, D-Bus and resolvconf may take their time. The engine waits a
+moment for it, so that plain mistakes come back to it at once. The choice is made again when services come or go, and
+when somebody else wrote the resolver file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from tsd.base.addr import IPAddress
+from tsd.base.errors import HullError
+from tsd.dns.osconfig import SERVICE_TEXTS, OsDns, os_dns
+from tsd.hull import DnsConfig
+from tsplatform.linux.dns import file
+from tsplatform.linux.dns.bus import NETWORK_MANAGER, RESOLVED, SystemBus
+from tsplatform.linux.dns.choose import Choice, HostSurveyor, Surveyor, choose
+from tsplatform.linux.dns.debian import DebianResolvconf
+from tsplatform.linux.dns.direct import DirectFile
+from tsplatform.linux.dns.manager import Found, Manager, Mode
+from tsplatform.linux.dns.networkmanager import NetworkManager
+from tsplatform.linux.dns.openresolv import Openresolv
+from tsplatform.linux.dns.resolved import ResolvedLink
+from tsplatform.linux.dns.watch import FileWatch
+from tsplatform.linux.hostnames import claim_name
+
+log = logging.getLogger(__name__)
+
+NAMES_CLAIM = "resolv.conf"
+PATIENCE_S = 0.3
+REVERT_S = 8.0
+LOOK_S, SLOW_LOOK_S = 3.0, 15.0
+"""Between looks, for hosts that do not tell us of changes; resolved does."""
+SETTLE_S = 0.3
+RETRY_S = 5.0
+FIGHT_LIMIT = 10
+"""So many rewrites by others are undone at once, then one every `TRUCE_S`."""
+TRUCE_S = 30.0
+
+
+class SystemNames:
+    """Implements `tsd.hull.Dns`. `own_addresses` tells which of our service addresses can be reached."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        own_addresses: Callable[[], Sequence[IPAddress]],
+        path: Path = file.PATH,
+        is_foreign: Callable[[Path], bool] = file.belongs_to_another_network,
+        survey: Callable[[SystemBus], Surveyor] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._device = device
+        self._own_addresses = own_addresses
+        self._path = path
+        self._is_foreign = is_foreign
+        self._backup = folder / file.BACKUP_NAME
+        self._new_survey = survey or (lambda bus: HostSurveyor(bus, self._backup, path))
+        self._config = DnsConfig()
+        self._asked: list[OsDns] = []
+        self._thread: _Thread | None = None
+        self._keeper: _Keeper | None = None
+        self._choice = Choice()
+        self._manager: Manager | None = None
+        self._written = OsDns()
+        self._trouble = ""
+        self._main: asyncio.AbstractEventLoop | None = None
+        self.on_fight: Callable[[str], None] = lambda text: None
+        """Told when names cannot be set up or another program undoes it; "" when that is over."""
+
+    # --- tsd.hull.Dns, called on the engine's loop
+
+    def apply(self, config: DnsConfig) -> None:
+        """Raises `HullError` when it fails within a moment; later failures are told to `on_fight`."""
+        self._config = config
+        asked = [os_dns(config, self._own_addresses(), can_split) for can_split in (True, False)]
+        if (asked[0].is_empty and self._thread is None) or (asked == self._asked and not self._trouble):
+            return
+        self._asked = asked
+        with contextlib.suppress(RuntimeError):
+            self._main = asyncio.get_running_loop()
+        work = self._keep().submit(self._reconcile())
+        try:
+            work.result(PATIENCE_S)
+        except concurrent.futures.TimeoutError:
+            work.add_done_callback(self._on_late)
+
+    def revert(self) -> None:
+        self._config, self._asked = DnsConfig(), []
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        try:
+            thread.submit(self._end()).result(REVERT_S)
+        except concurrent.futures.TimeoutError:
+            raise HullError("give back names", f"not done within {REVERT_S:.0f} s", "run tsd --cleanup") from None
+        finally:
+            thread.stop()
+
+    def check(self) -> None:
+        """Look at the host again, soon: its networks may have changed."""
+        if self._thread is not None:
+            self._thread.submit(self._reconcile_quietly())
+
+    def base_resolvers(self) -> list[str]:
+        """As they are without us."""
+        manager = self._manager
+        if manager is not None:
+            return manager.base_resolvers()
+        return file.nameservers(file.kept(self._backup, self._path).content or b"")
+
+    def describe(self) -> dict[str, Any]:
+        """For `tsctl dns status`: who keeps the settings, why we think so, what we had written."""
+        written = self._written
+        return {
+            "Mode": self._choice.mode.value if self._manager is not None else "",
+            "Because": list(self._choice.because),
+            "Nameservers": list(written.nameservers),
+            "SearchDomains": list(written.search),
+            "MatchDomains": list(written.match),
+            "Trouble": self._trouble,
+        }
+
+    # --- the thread
+
+    def _keep(self) -> _Thread:
+        if self._thread is None:
+            self._thread = _Thread()
+            self._thread.submit(self._begin()).result(REVERT_S)
+        return self._thread
+
+    async def _begin(self) -> None:
+        self._keeper = _Keeper(self._look, self._reconcile_quietly)
+
+    async def _end(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        try:
+            if keeper is not None:
+                async with keeper.lock:
+                    await self._drop_manager(keeper)
+        finally:
+            if keeper is not None:
+                keeper.close()
+
+    async def _reconcile(self) -> None:
+        """Bring the host to what is wanted now."""
+        keeper = self._keeper
+        if keeper is None:
+            return
+        async with keeper.lock:
+            if os_dns(self._config, (), False).is_empty:
+                await self._drop_manager(keeper)
+                self._tell("")
+                return
+            try:
+                await self._set_up(keeper)
+            except HullError as err:
+                keeper.retry()
+                self._tell(str(err))
+                raise
+            self._tell(self._choice.warning)
+
+    async def _set_up(self, keeper: _Keeper) -> None:
+        if self._is_foreign(self._path):
+            hint = f"ask {SERVICE_TEXTS[0]} for names of the tailnet"
+            raise HullError(f"set up names in {self._path}", "the file is shared with another network namespace", hint)
+        keeper.claim = keeper.claim or claim_name(NAMES_CLAIM)
+        if keeper.claim is None:
+            raise HullError(f"set up names in {self._path}", "another tsd on this host has done so")
+        await keeper.watch_bus()
+        choice = await choose(self._new_survey(keeper.bus))
+        keeper.bus.may_start = False
+        if self._manager is None or self._manager.mode is not choice.mode:
+            if self._manager is not None:
+                await self._manager.revert()
+            self._manager = await self._new_manager(choice.mode, keeper.bus)
+            log.info("names: set up by %s: %s", choice.mode.value, "; ".join(choice.because))
+        self._choice = choice
+        wanted = os_dns(self._config, self._own_addresses(), self._manager.can_split)
+        await self._manager.set(wanted)
+        if wanted != self._written:
+            log.info("names: %s", _in_words(wanted))
+        self._written = wanted
+        keeper.watch_files(self._manager.watched())
+        keeper.pause_s = SLOW_LOOK_S if choice.mode is Mode.RESOLVED else LOOK_S
+
+    async def _new_manager(self, mode: Mode, bus: SystemBus) -> Manager:
+        match mode:
+            case Mode.RESOLVED:
+                return ResolvedLink(bus, self._device)
+            case Mode.NETWORK_MANAGER:
+                splits = await self._new_survey(bus).network_manager_mode() in ("dnsmasq", "systemd-resolved")
+                return NetworkManager(bus, self._device, list(self._own_addresses()), can_split=splits)
+            case Mode.OPENRESOLV:
+                return Openresolv(self._folder, self._device, self._path)
+            case Mode.DEBIAN_RESOLVCONF:
+                return DebianResolvconf(self._folder, self._device, self._path)
+        return DirectFile(self._folder, self._path)
+
+    async def _drop_manager(self, keeper: _Keeper) -> None:
+        keeper.watch_files([])
+        manager, self._manager = self._manager, None
+        self._written = OsDns()
+        try:
+            if manager is not None:
+                await manager.revert()
+        finally:
+            if keeper.claim is not None:
+                keeper.claim.close()
+                keeper.claim = None
+
+    async def _look(self) -> None:
+        """Somebody may have changed something."""
+        keeper = self._keeper
+        if keeper is None:
+            return
+        async with keeper.lock:
+            manager = self._manager
+            if manager is None:
+                return
+            found = await manager.look()
+        if found is Found.FINE:
+            if keeper.fight.is_over(keeper.now()):
+                self._tell(self._choice.warning)
+            return
+        rival = manager.rival() or "another program"
+        if not keeper.fight.may_go_on(keeper.now()):
+            self._tell(
+                f"{rival} keeps changing {self._what()} after tsd has set it: put back every {TRUCE_S:.0f} s only"
+            )
+            return
+        log.warning("names: %s was changed by %s; putting ours back", self._what(), rival)
+        await self._reconcile_quietly()
+
+    async def _reconcile_quietly(self) -> None:
+        try:
+            await self._reconcile()
+        except HullError as err:
+            log.warning("names: %s", err)
+
+    def _what(self) -> str:
+        return str(self._path) if self._choice.mode is not Mode.RESOLVED else "the settings in systemd-resolved"
+
+    # --- reports
+
+    def _on_late(self, work: concurrent.futures.Future[None]) -> None:
+        err = work.exception() if not work.cancelled() else None
+        if err is not None and not isinstance(err, HullError):
+            log.error("names thread failed", exc_info=err)
+
+    def _tell(self, text: str) -> None:
+        if not text and not self._trouble:
+            return
+        self._trouble = text
+        if self._main is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                self._main.call_soon_threadsafe(self.on_fight, text)
+        else:
+            self.on_fight(text)
+
+
+def _in_words(wanted: OsDns) -> str:
+    zones = [zone for zone in wanted.match if not zone.endswith(".arpa")]
+    for_what = f"for {', '.join(zones)}" if wanted.match else "for all names"
+    return f"{', '.join(wanted.nameservers)} {for_what}; completed with {', '.join(wanted.search) or 'nothing'}"
+
+
+class _Thread:
+    """A loop in a thread of its own. Not uvloop: it must take subprocesses and odd descriptors anywhere."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._run, name="names", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(REVERT_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+
+class _Fight:
+    """Rewrites of others, counted: many at once, then few."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last_s = -TRUCE_S
+
+    def may_go_on(self, now: float) -> bool:
+        if now - self._last_s > 2 * TRUCE_S:
+            self._count = 0
+        if self._count >= FIGHT_LIMIT and now - self._last_s < TRUCE_S:
+            return False
+        self._count += 1
+        self._last_s = now
+        return True
+
+    def is_over(self, now: float) -> bool:
+        return self._count < FIGHT_LIMIT or now - self._last_s > 2 * TRUCE_S
+
+
+class _Keeper:
+    """What lives as long as the thread: bus, watches, timers. Made on its loop."""
+
+    def __init__(
+        self, look: Callable[[], Coroutine[Any, Any, None]], again: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._look = look
+        self._again = again
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self.lock = asyncio.Lock()
+        self.fight = _Fight()
+        self.claim: socket.socket | None = None
+        self.bus = SystemBus()
+        self.bus.on_owner = lambda name: self._later(self._again)
+        self.bus.on_lost = lambda: self._later(self._again, RETRY_S)
+        self.bus.on_properties = lambda: self._later(self._look)
+        self._files = FileWatch(lambda: self._later(self._look, 0.0))
+        self._timers: dict[Any, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_bus_watched = False
+        self.pause_s = LOOK_S
+        self._pulse = self._loop.call_later(LOOK_S, self._beat)
+
+    async def watch_bus(self) -> None:
+        if self.bus.is_there and not self._is_bus_watched:
+            with contextlib.suppress(HullError):
+                await self.bus.watch((RESOLVED, NETWORK_MANAGER))
+                self._is_bus_watched = True
+
+    def watch_files(self, paths: Sequence[Path]) -> None:
+        self._files.set(paths)
+
+    def retry(self) -> None:
+        self._later(self._again, RETRY_S)
+
+    def close(self) -> None:
+        self._pulse.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._files.close()
+        self.bus.close()
+
+    def _beat(self) -> None:
+        self._pulse = self._loop.call_later(self.pause_s, self._beat)
+        self._later(self._look, 0.0)
+
+    def _later(self, work: Callable[[], Coroutine[Any, Any, None]], delay_s: float = SETTLE_S) -> None:
+        """Once, however often it is asked for meanwhile."""
+        if work not in self._timers:
+            self._timers[work] = self._loop.call_later(delay_s, self._start, work)
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._timers.pop(work, None)
+        task = self._loop.create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,65 @@
+"""Running resolvconf, and what a crash of ours leaves in its records."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tsd.base.errors import HullError
+from tsplatform.linux.dns import file
+from tsplatform.linux.dns.choose import SEARCH_PATH
+from tsplatform.linux.dns.manager import Mode
+
+TOOL_S = 10.0
+UNDO_NAME = "names.undo"
+
+
+async def resolvconf(*words: str, given: bytes = b"") -> bytes:
+    """Its output. Raises `HullError`."""
+    return await asyncio.to_thread(resolvconf_now, *words, given=given)
+
+
+def resolvconf_now(*words: str, given: bytes = b"") -> bytes:
+    program = shutil.which("resolvconf", path=SEARCH_PATH)
+    if program is None:
+        raise HullError("set up names by resolvconf", "it is not installed any more")
+    line = f"run resolvconf {' '.join(words)}"
+    environ = {**os.environ, "PATH": SEARCH_PATH}
+    try:
+        done = subprocess.run(
+            [program, *words], input=given, capture_output=True, timeout=TOOL_S, check=False, env=environ
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise HullError(line, str(err)) from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+        raise HullError(line, said[-1] if said else f"exit code {done.returncode}")
+    return done.stdout
+
+
+def note(folder: Path, mode: Mode, record: str) -> None:
+    """Before the record is made. Raises `HullError`."""
+    path = folder / UNDO_NAME
+    try:
+        file.write_new(path, json.dumps({"mode": mode.value, "record": record}).encode(), 0o600)
+    except OSError as err:
+        raise HullError(f"keep {path}", os.strerror(err.errno or 0), errno=err.errno or 0) from None
+
+
+def forget(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        (folder / UNDO_NAME).unlink()
+
+
+def noted(folder: Path) -> tuple[str, str] | None:
+    """(mode, record) of a daemon that did not come to its end."""
+    try:
+        found = json.loads((folder / UNDO_NAME).read_bytes())
+        return str(found["mode"]), str(found["record"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,42 @@
+"""Giving names back as they were before a daemon that was killed; at every start and for `tsd --cleanup`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from tsd.base.errors import HullError
+from tsplatform.linux.dns import debian, file, openresolv, tools
+from tsplatform.linux.dns.manager import Mode
+from tsplatform.linux.dns.system import NAMES_CLAIM
+from tsplatform.linux.hostnames import claim_name
+
+log = logging.getLogger(__name__)
+
+
+def undo_names(folder: Path) -> None:
+    """Never raises. Nothing is done while a daemon of this host has names set up."""
+    try:
+        claim = claim_name(NAMES_CLAIM)
+        if claim is None:
+            return
+        try:
+            _undo(folder)
+        finally:
+            claim.close()
+    except HullError as err:
+        log.warning("left over on this host: %s", err)
+
+
+def _undo(folder: Path) -> None:
+    if file.restore(folder / file.BACKUP_NAME):
+        log.info("given back as it was before a daemon that was killed: %s", file.PATH)
+    left = tools.noted(folder)
+    if left is None:
+        return
+    mode, record = left
+    try:
+        (debian.undo if mode == Mode.DEBIAN_RESOLVCONF.value else openresolv.undo)(record)
+        log.info("given back as it was before a daemon that was killed: the records of resolvconf")
+    finally:
+        tools.forget(folder)

@@ -14,6 +14,8 @@ from tsctl.prefflags import UP_SETTINGS, Prefs, flags_of, masked, resolve_exit_n
 from tsctl.risk import LOSE_SSH, confirm_lose_ssh
 from tsctl.settings import flag_text, print_forwarding_warnings, user_name
 from tsctl.upwait import LoginWatcher
+from tsd.base.authkey import read_auth_key
+from tsd.base.errors import ConfigError
 from tsd.localapi.schema import CONTROL_URL_SYNONYMS, NEEDS_LOGIN, RUNNING, ZERO_NODE_KEY, default_prefs
 
 PREFLESS = frozenset(
@@ -55,7 +57,7 @@ def up_command(context: ctx.Context) -> Command:
 
     def run(parsed: Parsed) -> None:
         _check_args(parsed)
-        _Up(context, parsed, auth_key=read_auth_key(parsed)).run()
+        _Up(context, parsed, auth_key=given_auth_key(parsed)).run()
 
     return Command("up", "Connect to the tailnet, logging in if needed", run, flags=flags, details=_DETAILS, max_args=0)
 
@@ -65,7 +67,7 @@ def login_command(context: ctx.Context) -> Command:
 
     def run(parsed: Parsed) -> None:
         _check_args(parsed)
-        auth_key = read_auth_key(parsed)
+        auth_key = given_auth_key(parsed)
         parsed.values |= {"reset": False, "force-reauth": False, "json": False, "accept-risk": ""}
         context.client.call("PUT", "profiles/", b"", expect=(201,))
         _Up(context, parsed, auth_key=auth_key, nickname=parsed.text("nickname")).run()
@@ -88,27 +90,14 @@ def _check_args(parsed: Parsed) -> None:
         raise Failure("--exit-node-allow-lan-access can only be used with --exit-node")
 
 
-def read_auth_key(parsed: Parsed) -> str:
-    """The key itself, from the flag or from the file that it names. Raises UsageError in one line."""
-    given = parsed.text("auth-key")
+def given_auth_key(parsed: Parsed) -> str:
+    """The key itself, from the flag or from the file that it names; "" without the flag."""
     if "auth-key" not in parsed.mentioned:
         return ""
-    if not given.startswith("file:"):
-        if not given.strip():
-            raise UsageError("--auth-key is empty: give a key, or file:PATH")
-        return given.strip()
-    path = given.removeprefix("file:")
     try:
-        with open(path, "rb") as file:
-            raw = file.read(65536)
-        key = raw.decode("utf-8").lstrip("\ufeff").strip()
-    except OSError as error:
-        raise UsageError(f"cannot read the auth key from {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"the auth key file {path} is not text") from None
-    if not key:
-        raise UsageError(f"the auth key file {path} is empty")
-    return key
+        return read_auth_key(parsed.text("auth-key"))
+    except ConfigError as err:
+        raise UsageError(str(err)) from None
 
 
 class _Up:

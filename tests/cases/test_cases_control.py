@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from harness.control_double import ControlDouble
+from tsd.base.authkey import check_auth_key
 from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError, ControlError, DecodeError
@@ -22,7 +23,6 @@ from tsd.tailcfg.register import RegisterRequest
 from tsd.transport import dial, frontdoor
 from tsd.transport.control import ControlClient
 from tsd.transport.control_server import accept_control
-from tsd.transport.control_text import check_auth_key
 from tsd.transport.login_url import is_private_host, parse_login_server
 from tsd.transport.map_stream import MAX_FRAME_BYTES, MapStream
 from tsd.transport.proxy_env import ProxySettings

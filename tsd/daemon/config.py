@@ -13,6 +13,7 @@ from ipaddress import ip_address, ip_interface
 from pathlib import Path
 from typing import Any
 
+from tsd.base.authkey import read_auth_key
 from tsd.base.errors import ConfigError
 
 VERSION = "alpha0"
@@ -77,26 +78,6 @@ def parse_config(text: str, path: str) -> ConfigFile:
     if values:
         raise ConfigError(f"{path}: unknown key {sorted(values)[0]!r}")
     return config
-
-
-def read_auth_key(text: str) -> str:
-    """A key, or `file:PATH` holding one (blanks and line ends around it are not part of it). Raises `ConfigError`.
-
-    The form of a key is its server's business: anything without blanks and control characters will do.
-    """
-    key, where = text, "auth key"
-    if text.startswith("file:"):
-        path = text.removeprefix("file:")
-        where = f"auth key file {path}"
-        try:
-            key = Path(path).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as err:
-            raise ConfigError(f"{where}: {getattr(err, 'strerror', None) or 'not text'}") from None
-        if not key:
-            raise ConfigError(f"{where} is empty")
-    if any(character.isspace() or not character.isprintable() for character in key):
-        raise ConfigError(f"{where}: a key has no blanks and no control characters")
-    return key
 
 
 def blank_comments(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsd.base.entropy import Entropy, uniform
-from tsd.base.errors import ConfigError, ControlError
+from tsd.base.errors import ControlError
 from tsd.transport.http import HttpResponse, UpgradeAnswer
 from tsd.ts2021.constants import UPGRADE_PROTOCOL
 
@@ -87,13 +87,3 @@ def retry_after_s(header: str, wall_ns: int, entropy: Entropy, *, cap_s: float, 
     if not 0 < wanted_s <= cap_s:
         return uniform(entropy, 5.0, 10.0)
     return wanted_s + uniform(entropy, 0.0, min(5.0, wanted_s / 10))
-
-
-def check_auth_key(text: str) -> str:
-    """An auth key is opaque: only white space around it is cut and control bytes refused. Raises `ConfigError`."""
-    key = text.strip()
-    if not key:
-        raise ConfigError("the auth key is empty")
-    if any(ord(char) <= 32 or ord(char) == 127 for char in key):
-        raise ConfigError("the auth key contains white space or control characters")
-    return key

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tsd.base.authkey import read_auth_key
 from tsd.base.errors import ConfigError
-from tsd.daemon.config import blank_comments, load_config, parse_config, read_auth_key
+from tsd.daemon.config import blank_comments, load_config, parse_config
 from tsd.engine.account.edits import MaskedPrefs, apply_edits
 from tsd.engine.account.prefs import Prefs
 
@@ -68,7 +69,7 @@ def test_auth_keys_from_files(tmp_path: Path) -> None:
     loaded = load_config(str(config))
     assert loaded is not None and loaded.auth_key == "tskey-auth-x"
     assert loaded.masked_prefs["LoggedOutSet"] is True
-    for wrong, text in ((b"", "is empty"), (b"a b", "no blanks"), (b"\xff", "not text")):
+    for wrong, text in ((b"", "is empty"), (b"a b", "white space"), (b"\xff", "not text")):
         path.write_bytes(wrong)
         with pytest.raises(ConfigError, match=text):
             read_auth_key(f"file:{path}")

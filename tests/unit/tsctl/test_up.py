@@ -9,7 +9,7 @@ import pytest
 
 from harness.fakebackend import FakeBackend, node_of
 from tsctl.goflags import UsageError
-from tsctl.up import read_auth_key, up_command
+from tsctl.up import given_auth_key, up_command
 from tsd.localapi import schema
 
 SERVER = "--login-server=http://control.example"
@@ -195,7 +195,7 @@ def test_force_reauth_waits_for_a_new_key(tsctl, backend: FakeBackend) -> None:
 )
 def test_key_file_is_trimmed(contents: bytes, key: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(contents)
-    assert read_auth_key(parsed_key(f"file:{tmp_path}/key")) == key
+    assert given_auth_key(parsed_key(f"file:{tmp_path}/key")) == key
 
 
 def parsed_key(value: str):
@@ -209,14 +209,14 @@ def parsed_key(value: str):
 def test_bad_key_files_are_one_line_and_exit_2(contents: bytes, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(contents)
     with pytest.raises(UsageError) as caught:
-        read_auth_key(parsed_key(f"file:{tmp_path}/key"))
+        given_auth_key(parsed_key(f"file:{tmp_path}/key"))
     assert caught.value.code == 2 and "\n" not in caught.value.text and str(tmp_path) in caught.value.text
 
 
 def test_key_that_is_a_folder_missing_or_empty(tmp_path: Path) -> None:
     for value in (f"file:{tmp_path}", f"file:{tmp_path}/no", "file:", ""):
         with pytest.raises(UsageError):
-            read_auth_key(parsed_key(value))
+            given_auth_key(parsed_key(value))
 
 
 def test_set_edits_only_that(tsctl, backend: FakeBackend) -> None:

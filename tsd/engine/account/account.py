@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+from tsd.base.authkey import check_auth_key
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.errors import ConfigError, TsdError
@@ -27,7 +28,6 @@ from tsd.engine.report.bus import NotifyBus
 from tsd.engine.report.health import Health
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.register import RegisterResponse
-from tsd.transport.control_text import check_auth_key
 
 log = logging.getLogger(__name__)
 

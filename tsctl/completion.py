@@ -6,6 +6,7 @@ from typing import Any
 
 from tsctl import context as ctx
 from tsctl.goflags import BOOL, Command, Failure, Flag, Parsed
+from tsctl.prefflags import NETFILTER_BACKENDS, NETFILTER_MODES
 
 _BASH = """\
 _tsctl_complete() {
@@ -106,7 +107,9 @@ def _flag_values(context: ctx.Context, name: str) -> list[str]:
     if name == "exit-node":
         return [*_peer_names(context, only_exit_nodes=True), "auto:any"]
     if name == "netfilter-mode":
-        return ["on", "nodivert", "off"]
+        return list(NETFILTER_MODES)
+    if name == "netfilter-backend":
+        return list(NETFILTER_BACKENDS)
     return []
 
 

@@ -16,6 +16,13 @@ Prefs = dict[str, Any]
 Value = bool | str
 EXIT_ROUTES = ("0.0.0.0/0", "::/0")
 NETFILTER_MODES = ("off", "nodivert", "on")
+NETFILTER_BACKENDS = {
+    "auto": "",
+    "nft": "nftables",
+    "iptables": "iptables",
+    "iptables-nft": "iptables-nft",
+    "iptables-legacy": "iptables-legacy",
+}
 
 
 class Setting:
@@ -177,6 +184,18 @@ def _read_netfilter(prefs: Prefs, status: dict[str, Any]) -> Value:
     return NETFILTER_MODES[mode] if isinstance(mode, int) and 0 <= mode < len(NETFILTER_MODES) else str(mode)
 
 
+def _write_backend(prefs: Prefs, value: Any) -> None:
+    if value not in NETFILTER_BACKENDS:
+        known = ", ".join(NETFILTER_BACKENDS)
+        raise Failure(f"invalid value --netfilter-backend={ctx.quoted(value)}; one of {known}")
+    prefs["NetfilterKind"] = NETFILTER_BACKENDS[value]
+
+
+def _read_backend(prefs: Prefs, status: dict[str, Any]) -> Value:
+    kind = str(prefs.get("NetfilterKind") or "")
+    return next((word for word, name in NETFILTER_BACKENDS.items() if name == kind), kind)
+
+
 def _write_relay_port(prefs: Prefs, value: Any) -> None:
     if value == "":
         prefs["RelayServerPort"] = None
@@ -221,6 +240,12 @@ SETTINGS = (
     _plain("exit-node-allow-lan-access", "reach the local network beside the exit node", "ExitNodeAllowLANAccess"),
     _plain("hostname", "name to use instead of the one of the OS", "Hostname", ""),
     _plain("login-server", "the coordination server", "ControlURL", DEFAULT_CONTROL_URL, **_UP_ONLY),
+    Setting(
+        Flag("netfilter-backend", "auto, nft or iptables: where the firewall rules are written", "auto"),
+        ("NetfilterKind",),
+        _read_backend,
+        _write_backend,
+    ),
     Setting(Flag("netfilter-mode", "on, nodivert or off", "on"), ("NetfilterMode",), _read_netfilter, _write_netfilter),
     _plain("nickname", "name of this login profile", "ProfileName", "", **_SET_ONLY),
     _plain("operator", "user who may operate tsd without being root", "OperatorUser", ""),

@@ -52,17 +52,33 @@ def _set(context: ctx.Context, parsed: Parsed, status: dict[str, Any]) -> None:
         if flag in parsed.mentioned:
             wanted[pref] = parsed.flag(flag)
             names.append(pref)
-    _warn_connector(context, parsed)
+    _warn_router(context, parsed)
     context.client.call("POST", "check-prefs", wanted)
     context.client.call("PATCH", "prefs", masked(wanted, names))
+    if "netfilter-mode" in parsed.mentioned and parsed.text("netfilter-mode") == "nodivert":
+        print_firewall_wiring(context)
     if "webclient" in parsed.mentioned and parsed.flag("webclient"):
         addresses = ctx.own_addresses(status)
         ctx.out(f"\nWeb interface now running at {addresses[0] if addresses else 'this node'}:5252")
 
 
-def _warn_connector(context: ctx.Context, parsed: Parsed) -> None:
-    if "advertise-connector" in parsed.mentioned and parsed.flag("advertise-connector"):
+def _warn_router(context: ctx.Context, parsed: Parsed) -> None:
+    offers = ("advertise-connector", "advertise-exit-node", "advertise-routes")
+    if any(name in parsed.mentioned and parsed.values[name] for name in offers):
         print_forwarding_warnings(context)
+
+
+def print_firewall_wiring(context: ctx.Context) -> None:
+    """Nothing when the daemon has no chains (yet), or is not ours."""
+    try:
+        found = context.client.get("firewall-wiring")
+    except Failure:
+        return
+    lines = (found or {}).get("Lines") if isinstance(found, dict) else None
+    if lines:
+        ctx.out("Nothing leads to the firewall chains of tsd by itself. These lines do:")
+        for line in lines:
+            ctx.out(f"  {line}")
 
 
 def print_forwarding_warnings(context: ctx.Context) -> None:

@@ -12,7 +12,7 @@ from tsctl import context as ctx
 from tsctl.goflags import DURATION, Command, Failure, Flag, Parsed, UsageError
 from tsctl.prefflags import UP_SETTINGS, Prefs, flags_of, masked, resolve_exit_node
 from tsctl.risk import LOSE_SSH, confirm_lose_ssh
-from tsctl.settings import flag_text, print_forwarding_warnings, user_name
+from tsctl.settings import flag_text, print_firewall_wiring, print_forwarding_warnings, user_name
 from tsctl.upwait import LoginWatcher
 from tsd.base.authkey import read_auth_key
 from tsd.base.errors import ConfigError
@@ -127,9 +127,10 @@ class _Up:
         self._ask_about_risks()
         if self._is_just_an_edit(is_simple):
             self._edit(is_simple)
-            self._print_health()
-            return
-        self._bring_up(is_simple)
+        else:
+            self._bring_up(is_simple)
+        if values["netfilter-mode"] == "nodivert":
+            print_firewall_wiring(self.context)
         self._print_health()
 
     def _is_mentioned(self, name: str) -> bool:

@@ -104,12 +104,21 @@ class RouterConfig:
 
     local_addresses: tuple[IPPrefix, ...] = ()
     routes: tuple[IPPrefix, ...] = ()
-    local_routes: tuple[IPPrefix, ...] = ()
+    exit_node_allow_lan: bool = False
+    """With a default route among `routes`: networks that the host itself is in stay reachable beside it."""
     subnet_routes: tuple[IPPrefix, ...] = ()
     snat_subnet_routes: bool = True
     stateful_filtering: bool = False
     netfilter_mode: int = 2
+    netfilter_kind: str = ""
+    """Backend that was asked for: "nftables", "iptables", or "" for the one that the host lives with."""
+    keeps_cgnat_open: bool = False
+    """Let addresses of 100.64.0.0/10 in that do not come through the tunnel."""
     mtu_bytes: int = 1280
+
+    @property
+    def uses_exit_node(self) -> bool:
+        return any(prefix.prefixlen == 0 for prefix in self.routes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +188,10 @@ class LinkState:
     default_interface_v4: str = ""
     default_interface_v6: str = ""
     is_up: bool = True
+    networks: tuple[IPPrefix, ...] = ()
+    """What the host is connected to, without single addresses, loopback and link-local ranges."""
+    gateway_v4: IPv4Address | None = None
+    """Of the IPv4 default route; None also when the host does not tell."""
 
     @property
     def addresses(self) -> frozenset[IPAddress]:
@@ -191,10 +204,6 @@ class LinkMonitor(Protocol):
 
     def changes(self) -> AsyncIterator[LinkState]:
         """Debounced; also yields the same state again after the machine woke from suspend."""
-    networks: tuple[IPPrefix, ...] = ()
-    """What the host is connected to, without single addresses, loopback and link-local ranges."""
-    gateway_v4: IPv4Address | None = None
-    """Of the IPv4 default route; None also when the host does not tell."""
 
 
 class Underlay(Protocol):
@@ -219,6 +228,17 @@ class Hull:
     underlay: Underlay
     fallback_because: str = field(default="", kw_only=True)
     """Why this is not the hull that was asked for first."""
+
+    def set_ports(self, ports: tuple[int, ...]) -> None:
+        """UDP ports on which peers reach us."""
+
+    def firewall_wiring(self) -> list[str]:
+        """The lines with which an admin leads the host's firewall to our chains, in mode nodivert."""
+        return []
+
+    def forwarding_trouble(self, routes: Sequence[IPPrefix]) -> str:
+        """Why this host would not forward packets to these networks, and the fix; "" when it would."""
+        return ""
 
     async def report(self) -> dict[str, Any]:
         """For `tsctl doctor`: what this hull is, and the facts of the host that only it can read."""

@@ -161,7 +161,7 @@ def default_route_v4(path: Path = _PROC / "route", own: str = "") -> tuple[str, 
 
 
 def default_interface_v6(path: Path = _PROC / "ipv6_route", own: str = "") -> str:
-    """As `default_interface_v4`; the kernel's own unreachable routes on `lo` do not count."""
+    """Interface of the IPv6 default route; the kernel's own unreachable routes on `lo` do not count."""
     best: tuple[int, str] | None = None
     for line in _lines(path):
         columns = line.split()

@@ -342,7 +342,7 @@ async def test_p05_this_host_and_the_lan_stay_reachable() -> None:
 def _lan() -> LinkState:
     from ipaddress import ip_network
 
-    return LinkState({"eth0": (ip_network("192.0.2.0/24"),)}, "eth0", "", True)
+    return LinkState({"eth0": (ip_network("192.0.2.9/32"),)}, "eth0", "", True, (ip_network("192.0.2.0/24"),))
 
 
 async def test_u05_the_route_table_decides_for_each_target() -> None:

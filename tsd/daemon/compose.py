@@ -224,13 +224,17 @@ class DaemonService:
                 self._state.store,
                 settings.undo_folder,
                 links=LinkWatcher(device, assume_up=is_up),
+                netfilter_kind=settings.knob("TS_DEBUG_FIREWALL_MODE"),
                 offload=settings.knob_on("TSD_TUN_OFFLOAD", default=True),
             )
 
         if sys.platform.startswith("linux"):
-            undo_leftovers(settings.undo_folder)
+            undo_leftovers(settings.undo_folder, stays_closed=True)
         userspace = partial(build_userspace_hull, self._state.store, links=LinkWatcher(assume_up=is_up))
-        return choose_hull(settings.tun, kernel, userspace)
+        hull = choose_hull(settings.tun, kernel, userspace)
+        if sys.platform.startswith("linux") and not isinstance(hull, LinuxHull):
+            undo_leftovers(settings.undo_folder)
+        return hull
 
     def _apply_config(self, engine: Engine) -> None:
         config = self._settings.config
@@ -286,7 +290,7 @@ async def _start_hull(engine: Engine) -> None:
     if isinstance(hull, LinuxHull):
         await hull.start(
             engine.resolver.query,
-            on_routing=lambda text: engine.health.set_if("router-failed", bool(text), error=text),
+            lambda code, text: engine.health.set_if(code, bool(text), error=text),
             on_names=lambda text: engine.health.set_if("dns-set-os-config-failed", bool(text), error=text),
         )
 
@@ -314,10 +318,6 @@ def _status_line(engine: Engine, state: State) -> str:
     return state.text
 
 
-def _keylog(path: str) -> Callable[[str], None] | None:
-    """TSD_KEYLOG=FILE: session keys for Wireshark. For tests: it gives away the traffic."""
-    if not path:
-        return None
 def _port_mapping(settings: Settings, dial: HostDial, hull: Hull, clock: Clock) -> PortMapping | None:
     if settings.knob_on("TS_DISABLE_PORTMAPPER"):
         return None
@@ -330,6 +330,10 @@ def _port_mapping(settings: Settings, dial: HostDial, hull: Hull, clock: Clock) 
     )
 
 
+def _keylog(path: str) -> Callable[[str], None] | None:
+    """TSD_KEYLOG=FILE: session keys for Wireshark. For tests: it gives away the traffic."""
+    if not path:
+        return None
     log.warning("TSD_KEYLOG is set: session keys are written to %s", path)
 
     def write(line: str) -> None:

@@ -218,13 +218,13 @@ class Engine:
     def enter_state(self, old: State, new: State) -> None:
         if new.is_configured and not old.is_configured:
             self._raise_plane()
-        elif not new.is_configured and old.is_configured:
+        elif not new.is_configured and (old.is_configured or new in (State.STOPPED, State.NEEDS_LOGIN)):
             self._drop_plane()
         self.health.set_if("wantrunning-false", new is State.STOPPED)
         self.on_state(new)
 
     def prefs_changed(self, old: Prefs, new: Prefs) -> None:
-        self.tailnet.prefs_changed(new)
+        self.tailnet.prefs_changed()
         self.report_self()
 
     def recall(self) -> None:
@@ -325,14 +325,13 @@ class Engine:
         self.tailnet.refill()
 
     def _drop_plane(self) -> None:
-        if self.plane is None:
-            return
         plane, self.plane = self.plane, None
-        self.health.clear("no-derp-connection")
-        self.reach.set_plane(None)
-        self._hull.tun.attach(lambda frames: None)
-        plane.close()
-        self.tailnet.unplug()
+        if plane is not None:
+            self.health.clear("no-derp-connection")
+            self.reach.set_plane(None)
+            self._hull.tun.attach(lambda frames: None)
+            plane.close()
+        self.tailnet.unplug()  # also what a killed daemon left closed for its exit node
 
     def _on_session(self, peer: Peer) -> None:
         self.reach.note_traffic()
@@ -365,6 +364,7 @@ class Engine:
         self.health.set_if("derp-map-empty", not is_usable)
 
     def _on_socket_problem(self, text: str) -> None:
+        self._hull.set_ports(self.reach.udp_ports)
         self.health.set_if("no-udp4-bind", bool(text), error=text)
 
     # --- telling control about us

@@ -14,7 +14,7 @@ from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError, HullError
 from tsd.base.keys import DiscoPublic
 from tsd.base.log import fields
-from tsd.engine.account.prefs import Prefs, UserProfile
+from tsd.engine.account.prefs import UserProfile
 from tsd.engine.account.profiles import NetworkProfile
 from tsd.engine.jobs import Jobs, Steps
 from tsd.engine.path.masquerade import Aliases, aliases_of
@@ -22,13 +22,14 @@ from tsd.engine.peerapi import Caller
 from tsd.engine.peers import Peer, PeerTable, node_addresses
 from tsd.engine.report.goshape import display_messages
 from tsd.engine.report.status import go_node
+from tsd.engine.wishes import Wishes
 from tsd.filter.filter import PacketFilter
 from tsd.filter.rules import matches_from_rules
 from tsd.magicsock.types import PeerPaths
 from tsd.netmap.netmap import Diff, Netmap, apply
 from tsd.packet import tsmp
 from tsd.routes.planner import Planner
-from tsd.routes.rules import AllowedIp, Plan, RouteWishes
+from tsd.routes.rules import AllowedIp, Plan
 from tsd.tailcfg.mapresponse import MapResponse
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.wire import time_ns, time_text
@@ -48,22 +49,6 @@ CONTROL_TIME_FLOOR_NS = 1_673_373_066 * 10**9
 """A server that says an earlier time is the one that is wrong (tailscale: ipn/ipnlocal/expiry.go)."""
 
 
-def wishes_of(prefs: Prefs) -> RouteWishes:
-    """The prefs that routing and names depend on."""
-    return RouteWishes(
-        accept_routes=prefs.route_all,
-        accept_dns=prefs.corp_dns,
-        exit_node_id=prefs.exit_node_id,
-        exit_node_ip=prefs.exit_node_ip,
-        exit_node_allow_lan=prefs.exit_node_allow_lan_access,
-        advertise_routes=prefs.advertise_routes,
-        shields_up=prefs.shields_up,
-        snat_subnet_routes=not prefs.no_snat,
-        stateful_filtering=prefs.no_stateful_filtering is False,
-        netfilter_mode=prefs.netfilter_mode,
-    )
-
-
 class Tailnet:
     """Netmap, peers and the plan that follows from them."""
 
@@ -81,6 +66,7 @@ class Tailnet:
         self._jailed: dict[int, None] = {}
         self._aliases: dict[int, Aliases] = {}
         self._planner = Planner()
+        self.wishes = Wishes(engine)
         self.on_told: Callable[[Diff], None] = lambda diff: None
         self._soon_ns, self._soon = 0, ""
         self._jobs = Jobs(engine.options.clock, engine.spawn)
@@ -123,15 +109,14 @@ class Tailnet:
             return False
         if self.peers.by_address(ip) is not None:
             return False
-        networks = self._engine.options.hull.links.state().interface_addresses.values()
-        return any(ip.version == prefix.version and ip in prefix for prefixes in networks for prefix in prefixes)
+        return any(ip.version == p.version and ip in p for p in self._engine.options.hull.links.state().networks)
 
     def held_back(self, ip: IPAddress) -> str:
         """Nothing leaks around a chosen exit node that is missing, offers no route or has expired."""
         wishes, state = self.plan.wishes, self._engine.account.state
         if wishes is None or not wishes.wants_exit_node or not state.is_configured or self.stays_local(ip):
             return ""
-        chosen = wishes.exit_node_id or wishes.exit_node_ip
+        chosen = wishes.exit_node_id or wishes.exit_node_ip or f"auto:{wishes.auto_exit_node}"
         return f"exit node {chosen} is not available, and traffic does not go around it"
 
     def nodes(self) -> list[Node]:
@@ -207,11 +192,14 @@ class Tailnet:
             return
         self.netmap = new
         needs_plan = diff.self_node or diff.dns or bool(diff.added or diff.changed or diff.removed)
-        if old is None or diff.self_node or len(diff.upserted) > LARGE_CHANGE:
+        is_other_exit = needs_plan and old is not None and self.wishes.now(self.netmap) != self._planner.current.wishes
+        if old is None or diff.self_node or is_other_exit or len(diff.upserted) > LARGE_CHANGE:
             yield from self._plan_anew()
         elif needs_plan:
             self._planner.update(new, diff)
         yield from self._apply_peers(new, diff)
+        if is_other_exit:
+            yield from self._place_all()
         if diff.self_node or old is None:
             self._apply_self(new)
         if diff.derp_map and new.derp_map is not None:
@@ -237,15 +225,15 @@ class Tailnet:
 
     def _plan_anew(self) -> Steps:
         assert self.netmap is not None
-        slices = self._planner.plan_in_slices(self.netmap, wishes_of(self._engine.account.prefs))
+        slices = self._planner.plan_in_slices(self.netmap, self.wishes.now(self.netmap))
         if len(self.netmap.peers) > LARGE_CHANGE:
             yield from slices
         else:
             for _ in slices:
                 pass
 
-    def prefs_changed(self, prefs: Prefs) -> None:
-        if self.netmap is not None and self.plan.wishes != wishes_of(prefs):
+    def prefs_changed(self) -> None:
+        if self.netmap is not None and self.plan.wishes != self.wishes.now(self.netmap):
             self._jobs.submit(self._change_wishes())
 
     def _change_wishes(self) -> Steps:
@@ -421,6 +409,8 @@ class Tailnet:
 
     def _apply_plan(self) -> None:
         self.plan = self._planner.current
+        if self.netmap is not None and self.plan.wishes is not None:
+            self.wishes.tell(self.netmap, self.plan.wishes)
         if self._engine.plane is not None:
             self._apply_to_host(self.plan)
 

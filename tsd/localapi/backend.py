@@ -121,6 +121,8 @@ class LocalBackend(Protocol):
 
     def check_ip_forwarding(self) -> str: ...
 
+    def firewall_wiring(self) -> list[str]: ...
+
     def bugreport(self, note: str) -> str: ...
 
     def suggest_exit_node(self) -> Json: ...
@@ -177,6 +179,9 @@ class OptionalBackend:
 
     def check_ip_forwarding(self) -> str:
         return ""
+
+    def firewall_wiring(self) -> list[str]:
+        return []
 
     def bugreport(self, note: str) -> str:
         return "BUG-NO-LOGS-NO-SUPPORT-this-node-has-had-its-logging-disabled"

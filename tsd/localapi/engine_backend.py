@@ -23,6 +23,7 @@ from tsd.engine.report import status as shapes
 from tsd.hull import Stream
 from tsd.localapi.backend import ApiError, EtagMismatch, Json, OptionalBackend, PrefsError, Watch
 from tsd.localapi.engine_debug import DebugActions
+from tsd.routes.rules import DEFAULT_V4, DEFAULT_V6
 from tsd.tailcfg.node import Node
 from tsd.tailcfg.wire import to_go
 
@@ -166,6 +167,22 @@ class EngineBackend(OptionalBackend):
         if netmap is None:
             return None
         return {str(user_id): to_go(profile) for user_id, profile in sorted(netmap.users.items())}
+
+    def suggest_exit_node(self) -> Json:
+        tailnet = self._engine.tailnet
+        node = tailnet.wishes.suggested_exit_node(tailnet.netmap) if tailnet.netmap is not None else None
+        if node is None:
+            return {"ID": "", "Name": ""}
+        found: Json = {"ID": node.stable_id, "Name": node.name}
+        location = node.hostinfo.location if node.hostinfo is not None else None
+        return found | {"Location": to_go(location)} if location is not None else found
+
+    def firewall_wiring(self) -> list[str]:
+        return self._engine.options.hull.firewall_wiring()
+
+    def check_ip_forwarding(self) -> str:
+        """For any routes: asked before they are advertised."""
+        return self._engine.options.hull.forwarding_trouble((DEFAULT_V4, DEFAULT_V6))
 
     # --- prefs and login
 

@@ -252,6 +252,11 @@ async def check_ip_forwarding(call: Call) -> Response:
     return await _warning(call.backend.check_ip_forwarding())
 
 
+async def firewall_wiring(call: Call) -> Response:
+    """Ours: for `--netfilter-mode=nodivert`."""
+    return compact({"Lines": call.backend.firewall_wiring()})
+
+
 async def no_warning(call: Call) -> Response:
     return await _warning("")
 
@@ -276,6 +281,7 @@ ENDPOINTS = (
     Endpoint("suggest-exit-node", suggest_exit_node, methods=("GET", "POST"), wrong_method=(405, "want POST")),
     Endpoint("bugreport", bugreport, methods=("POST",), wrong_method=(405, "only POST allowed")),
     Endpoint("check-ip-forwarding", check_ip_forwarding),
+    Endpoint("firewall-wiring", firewall_wiring),
     Endpoint("check-udp-gro-forwarding", no_warning),
     Endpoint("check-so-mark-in-use", check_so_mark),
 )

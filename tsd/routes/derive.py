@@ -5,7 +5,6 @@ The same inputs always give an equal plan, so that "nothing to do" is a comparis
 
 from __future__ import annotations
 
-from tsd.hull import LinkState
 from tsd.netmap.netmap import Netmap
 from tsd.routes.planner import Planner
 from tsd.routes.rules import Plan, RouteWishes, addresses_of, peer_prefixes
@@ -13,6 +12,6 @@ from tsd.routes.rules import Plan, RouteWishes, addresses_of, peer_prefixes
 __all__ = ["Plan", "RouteWishes", "addresses_of", "derive", "peer_prefixes"]
 
 
-def derive(netmap: Netmap, wishes: RouteWishes, link: LinkState | None = None) -> Plan:
+def derive(netmap: Netmap, wishes: RouteWishes) -> Plan:
     """The whole plan from scratch. Where deltas come in, keep a `Planner` instead."""
-    return Planner().plan(netmap, wishes, link)
+    return Planner().plan(netmap, wishes)

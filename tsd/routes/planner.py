@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tsd.base.addr import CGNAT, TAILSCALE_ULA, IPPrefix
-from tsd.hull import DnsConfig, LinkState, RouterConfig
+from tsd.hull import DnsConfig, RouterConfig
 from tsd.netmap.netmap import Diff, Netmap
 from tsd.routes.rules import (
     AllowedIp,
@@ -105,7 +105,6 @@ class Planner:
         self.current = Plan()
         self.peers: dict[int, PeerPlan] = {}
         self._wishes = RouteWishes()
-        self._link: LinkState | None = None
         self._cache = PrefixCache()
         self._routes = RouteSet()
         self._hosts: dict[str, tuple[bytes, ...]] = {}
@@ -116,9 +115,9 @@ class Planner:
         self._hidden = 0
         self._routed_version = -1
 
-    def plan(self, netmap: Netmap, wishes: RouteWishes, link: LinkState | None = None) -> Plan:
+    def plan(self, netmap: Netmap, wishes: RouteWishes) -> Plan:
         """From scratch, in one go."""
-        slices = self.plan_in_slices(netmap, wishes, link)
+        slices = self.plan_in_slices(netmap, wishes)
         while True:
             try:
                 next(slices)
@@ -126,14 +125,12 @@ class Planner:
                 plan: Plan = done.value
                 return plan
 
-    def plan_in_slices(
-        self, netmap: Netmap, wishes: RouteWishes, link: LinkState | None = None
-    ) -> Generator[None, None, Plan]:
+    def plan_in_slices(self, netmap: Netmap, wishes: RouteWishes) -> Generator[None, None, Plan]:
         """From scratch, pausing after every `SLICE_PEERS` peers. Nothing else may be called meanwhile."""
         self.peers.clear()
         self._routes, self._hosts, self._owners, self._rivals = RouteSet(), {}, {}, {}
         self._hidden, self._routed_version = 0, -1
-        self._wishes, self._link = wishes, link
+        self._wishes = wishes
         self._cache.trim(4 * len(netmap.peers) + 64)
         exit_node = exit_node_of(netmap, wishes)
         self._exit_node_id = exit_node.id if exit_node is not None else None
@@ -148,7 +145,7 @@ class Planner:
         """After a delta; equal parts of the plan stay the same objects."""
         touched = (*diff.removed, *diff.added, *diff.changed)
         if diff.self_node or self._is_other_exit_node(netmap, touched):
-            return self.plan(netmap, self._wishes, self._link)
+            return self.plan(netmap, self._wishes)
         for node_id in touched:
             self._drop(node_id)
         for node_id in touched:
@@ -225,7 +222,7 @@ class Planner:
 
     def _router(self, netmap: Netmap) -> RouterConfig:
         self._routed_version = self._routes.version
-        return router_config(netmap, self._wishes, self._routes.routes(), self._link, self._cache)
+        return router_config(netmap, self._wishes, self._routes.routes(), self._cache)
 
     def _dns(self, netmap: Netmap) -> DnsConfig:
         exit_node = netmap.peers.get(self._exit_node_id) if self._exit_node_id is not None else None

@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_network
 
 from tsd.base.addr import QUAD_100, QUAD_100_V6, IPAddress, IPPrefix, is_tailnet_packed, packed_single, parse_ip
 from tsd.base.errors import DecodeError
-from tsd.hull import DnsConfig, LinkState, RouterConfig
+from tsd.hull import DnsConfig, RouterConfig
 from tsd.netmap.netmap import Netmap
 from tsd.tailcfg.dns import DNSConfig, Resolver
 from tsd.tailcfg.node import Node
@@ -48,12 +48,17 @@ class RouteWishes:
     accept_dns: bool = True
     exit_node_id: str = ""
     exit_node_ip: IPAddress | None = None
+    auto_exit_node: str = ""
+    """Not empty: `exit_node_id` was chosen by us, and may be empty while there is none to choose."""
     exit_node_allow_lan: bool = False
     advertise_routes: tuple[IPPrefix, ...] = ()
     shields_up: bool = False
     snat_subnet_routes: bool = True
     stateful_filtering: bool = False
     netfilter_mode: int = 2
+    netfilter_kind: str = ""
+    keeps_cgnat_open: bool = False
+    """Control asks to let addresses of 100.64.0.0/10 in that do not come through the tunnel."""
 
     def is_exit_node(self, node: Node) -> bool:
         """Whether `node` is the exit node that the user chose."""
@@ -63,7 +68,7 @@ class RouteWishes:
 
     @property
     def wants_exit_node(self) -> bool:
-        return bool(self.exit_node_id) or self.exit_node_ip is not None
+        return bool(self.exit_node_id or self.auto_exit_node) or self.exit_node_ip is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +227,7 @@ def _cut(prefix: IPPrefix, hole: IPPrefix) -> list[IPPrefix]:
 
 
 def router_config(
-    netmap: Netmap, wishes: RouteWishes, peer_routes: Iterable[IPPrefix], link: LinkState | None, cache: PrefixCache
+    netmap: Netmap, wishes: RouteWishes, peer_routes: Iterable[IPPrefix], cache: PrefixCache
 ) -> RouterConfig:
     own = tuple(cache.prefixes(netmap.self_node.addresses or ()))
     families = {prefix.version for prefix in own}
@@ -231,33 +236,20 @@ def router_config(
         routes[ip_network(QUAD_100)] = None
     if 6 in families:
         routes[ip_network(QUAD_100_V6)] = None
-    local_routes: tuple[IPPrefix, ...] = ()
     if wishes.wants_exit_node:
         # Both, whatever the exit node offers and even while it is missing: nothing may leak around it.
         routes |= {DEFAULT_V4: None, DEFAULT_V6: None}
-        lan = _lan_prefixes(link)
-        if wishes.exit_node_allow_lan:
-            local_routes = lan
-        else:
-            routes |= dict.fromkeys(lan)
     return RouterConfig(
         local_addresses=own,
         routes=tuple(sorted(routes, key=order_of)),
-        local_routes=local_routes,
+        exit_node_allow_lan=wishes.exit_node_allow_lan,
         subnet_routes=tuple(sorted(wishes.advertise_routes, key=order_of)),
         snat_subnet_routes=wishes.snat_subnet_routes,
         stateful_filtering=wishes.stateful_filtering,
         netfilter_mode=wishes.netfilter_mode,
+        netfilter_kind=wishes.netfilter_kind,
+        keeps_cgnat_open=wishes.keeps_cgnat_open,
     )
-
-
-def _lan_prefixes(link: LinkState | None) -> tuple[IPPrefix, ...]:
-    """Networks on the host's own interfaces that an exit node would otherwise hide."""
-    if link is None:
-        return ()
-    every = {prefix: None for prefixes in link.interface_addresses.values() for prefix in prefixes}
-    shared = [p for p in every if p.prefixlen < p.max_prefixlen and not (p.is_loopback or p.is_link_local)]
-    return tuple(sorted(shared, key=order_of))
 
 
 class Hosts(Mapping[str, tuple[IPAddress, ...]]):

@@ -20,7 +20,7 @@ FILE_NAME = "undo.json"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One change. `kind` "slot": rules, routes and firewall table of `slot`."""
+    """One change. `kind` "slot": rules, routes and firewall of `slot`; others: see where they are made."""
 
     kind: str
     slot: int = 0

@@ -1,8 +1,10 @@
 """Addresses, routes, rules and firewall of the overlay: what should be is compared with what is, and the rest done.
 
 Model: tailscale: wgengine/router/osrouter. Routes live in a table of our own; marked packets (our own sockets) never
-see it and end in "unreachable" rather than in the tunnel. Every change is tolerant of having been done already, and the
-kernel is read each time, so that `apply` also repairs. Watching for changes is not done here.
+see it and end in "unreachable" rather than in the tunnel. With an exit node the table also ends in "unreachable", which
+stays when the interface goes down or the daemon is killed: nothing leaks around the exit node. Every change is tolerant
+of having been done already, and the kernel is read each time, so that `apply` also repairs. Watching for changes is not
+done here.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Protocol
 
-from tsd.base.addr import CGNAT, IPAddress, IPPrefix
+from tsd.base.addr import CGNAT, TAILSCALE_ULA, IPAddress, IPPrefix
 from tsd.base.errors import HullError
 from tsd.base.log import fields
 from tsd.hull import RouterConfig
 from tsplatform.linux import rtnetlink as rt
 from tsplatform.linux.hostnames import BYPASS_MARK, MARK_MASK, HostNames
 from tsplatform.linux.journal import Entry, UndoJournal
-from tsplatform.linux.netfilter import OFF, FirewallWishes, Netfilter
+from tsplatform.linux.netfilter.rules import OFF, ON, FirewallWishes, Netfilter
 from tsplatform.linux.rtnetlink import Change, Route, Rule
+from tsplatform.linux.sysctls import MarkedSources
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ class LinuxRouter:
         *,
         mtu_bytes: int = 1280,
         ipv6_trouble: Callable[[str], str] | None = None,
+        udp_ports: Callable[[], tuple[int, ...]] = tuple,
+        sources: MarkedSources | None = None,
     ) -> None:
         self._kernel = kernel
         self._names = names
@@ -63,7 +68,20 @@ class LinuxRouter:
         self._entry = Entry("slot", names.slot, names.device)
         self._mtu_bytes = mtu_bytes
         self._ipv6_trouble = ipv6_trouble or ipv6_trouble_of
+        self._udp_ports = udp_ports
+        self._sources = sources or MarkedSources(journal, names.slot)
         self.ipv6_off_because = ""
+        self.overlaps: tuple[IPPrefix, ...] = ()
+        """Networks of this host that peers offer too; ours win."""
+        self.put_back: tuple[str, ...] = ()
+        """What of ours the last `apply` found missing, though it had been there."""
+        self.removed: tuple[str, ...] = ()
+        """What was put back last."""
+        self._applied = RouterConfig()
+
+    @property
+    def firewall(self) -> Netfilter:
+        return self._netfilter
 
     def apply(self, config: RouterConfig) -> None:
         if not config.local_addresses:
@@ -73,25 +91,39 @@ class LinuxRouter:
         if not index:
             raise HullError("set up routing", f"the interface {self._names.device} is gone", "restart the daemon")
         self._journal.note(self._entry)
+        self.put_back = ()
         failures = self._kernel.apply([rt.set_link(index, is_up=True, mtu_bytes=self._mtu_bytes)])
         failures += self._kernel.apply([rt.limit_gso(index, _GSO_MOST_BYTES)])
         self._look_at_ipv6()
         every = self._kernel.addresses()
         adds, deletes = self._differences(config, index, every)
-        failures += self._firewall(config, index, every)
+        # Routing first: what leaks around an exit node cannot be called back.
         added = self._kernel.apply(adds)
-        failures += added
+        if config == self._applied:
+            self._note_repair(adds)
+        failures += added + self._firewall(config, index, every)
         if not added:
             # Dropping an address may take the source of new routes away: only when all is in place.
             failures += self._kernel.apply(deletes)
         if adds or deletes:
             log.debug(fields("routing changed", added=len(adds), deleted=len(deletes)))
+        self._applied = config
         if failures:
             raise HullError("set up routing", "; ".join(dict.fromkeys(failures)))
 
-    def revert(self) -> None:
-        """Take everything back; the interface stays, down. Raises `HullError`."""
+    def _note_repair(self, adds: Sequence[Change]) -> None:
+        kinds = dict.fromkeys(_KIND_OF.get(type(change.subject), "") for change in adds if not _is_throw(change))
+        self.put_back = tuple(kind for kind in kinds if kind)
+        self.removed = self.put_back or self.removed
+
+    def revert(self, *, stays_closed: bool = False) -> None:
+        """Take everything back; the interface stays, down. Raises `HullError`.
+
+        `stays_closed`: a killed daemon that used an exit node left the host closed; so it stays until the next `apply`.
+        """
         failures: list[str] = []
+        self.overlaps, self.put_back, self._applied = (), (), RouterConfig()
+        self._sources.restore()
         try:
             self._netfilter.remove()
         except HullError as err:
@@ -99,13 +131,15 @@ class LinuxRouter:
         index = self._kernel.index_of(self._names.device)
         if index:  # first, because the kernel then drops all routes through it by itself
             failures += self._kernel.apply([rt.set_link(index, is_up=False)])
-        failures += purge_routing(self._kernel, self._names)
+        is_closed = stays_closed and is_barred(self._kernel, self._names)
+        failures += purge_routing(self._kernel, self._names, keeps_bars=is_closed)
         if index:
             gone = [rt.delete_address(index, ip, length) for _, ip, length in self._kernel.addresses(index)]
             failures += self._kernel.apply(gone)
         if failures:
             raise HullError("take back routing", "; ".join(dict.fromkeys(failures)))
-        self._journal.forget(self._entry)
+        if not is_closed:
+            self._journal.forget(self._entry)
 
     # --- what should be
 
@@ -130,18 +164,28 @@ class LinuxRouter:
         adds += [rt.add_address(index, *address) for address in wanted if address not in has]
         deletes += [rt.delete_address(index, *address) for address in sorted(has - set(wanted), key=str)]
         lan = [ip_network((ip, length), strict=False) for number, ip, length in every if number != index]
-        for version in versions:
-            routes = wanted_routes([p for p in config.routes if p.version == version], config.local_routes, lan)
+        self.overlaps = overlaps_of(config, lan)
+        for version in (4, 6):
+            routes = self._routes(config, version, lan)
             there = self._kernel.routes(version, table)
-            ours = {route for route, through in there if route.is_throw or through == index}
+            ours = {route for route, through in there if not route.through_device or through == index}
             adds += [rt.add_route(route, table, index) for route in routes if route not in ours]
-            prefixes = {route.prefix for route in routes}
-            deletes += [rt.delete_route(r, table, through) for r, through in there if r.prefix not in prefixes]
-            rules = rules_of(version, self._names)
+            prefixes = {(route.prefix, route.is_bar) for route in routes}
+            deletes += [
+                rt.delete_route(r, table, through) for r, through in there if (r.prefix, r.is_bar) not in prefixes
+            ]
+            rules = rules_of(version, self._names) if routes or version in versions else []
             present = self._kernel.rules(version, self._names.priority, self._names.priority + 100)
             adds += [rt.add_rule(rule) for rule in rules if rule not in present]
             deletes += [rt.delete_rule(rule) for rule in present if rule not in rules]
         return adds, deletes
+
+    def _routes(self, config: RouterConfig, version: int, lan: Sequence[IPPrefix]) -> list[Route]:
+        if version in self._versions():
+            return wanted_routes([p for p in config.routes if p.version == version], lan, config.exit_node_allow_lan)
+        # No IPv6 in the tunnel: with an exit node there is none beside it either.
+        closes = config.uses_exit_node and self.ipv6_off_because != NO_IPV6
+        return [Route(_DEFAULT[version], is_bar=True)] if closes else []
 
     def _firewall(self, config: RouterConfig, index: int, every: list[tuple[int, IPAddress, int]]) -> list[str]:
         is_alone = not any(ip in CGNAT for number, ip, _ in every if number != index and ip.version == 4)
@@ -149,41 +193,79 @@ class LinuxRouter:
             mode=config.netfilter_mode,
             masquerade=config.snat_subnet_routes,
             is_stateful=config.stateful_filtering,
-            drops_strangers=is_alone,
+            drops_strangers=is_alone and not config.keeps_cgnat_open,
+            udp_ports=self._udp_ports(),
+            kind=config.netfilter_kind,
         )
         if wishes.mode == OFF:
             wishes = FirewallWishes()
         try:
-            self._netfilter.apply(wishes)
+            if wishes.mode == ON:
+                self._sources.trust_marks()
+            else:
+                self._sources.restore()
+            if self._netfilter.apply(wishes):
+                self.put_back = self.removed = (*self.put_back, "firewall rules")
         except HullError as err:
             return [str(err)]
         return []
 
 
-def wanted_routes(
-    routes: Iterable[IPPrefix], local_routes: Iterable[IPPrefix], connected: Iterable[IPPrefix]
-) -> list[Route]:
+_KIND_OF: dict[type, str] = {Route: "routes", Rule: "routing rules", tuple: "addresses"}
+
+
+def _is_throw(change: Change) -> bool:
+    """Those come and go with the host's own networks."""
+    return isinstance(change.subject, Route) and change.subject.is_throw
+
+
+_DEFAULT = {4: ip_network("0.0.0.0/0"), 6: ip_network("::/0")}
+
+
+def wanted_routes(routes: Iterable[IPPrefix], connected: Iterable[IPPrefix], allow_lan: bool) -> list[Route]:
     """Routes of one family for our table.
 
-    A network that the host itself is in wins over a route of the same or larger size, unless everything goes through an
-    exit node: then the plan says which local networks are reachable (`local_routes`).
+    A network that the host itself is in wins over routes to it, to parts of it and to what it is a part of. Of an exit
+    node's default route it is excepted only when the user wishes so.
     """
-    found: dict[IPPrefix, Route] = {prefix: Route(prefix) for prefix in routes}
-    if not found:
+    wanted = list(routes)
+    found: dict[tuple[IPPrefix, bool], Route] = {(prefix, False): Route(prefix) for prefix in wanted}
+    if not wanted:
         return []
-    version = next(iter(found)).version
-    thrown = [prefix for prefix in local_routes if prefix.version == version]
-    if not any(prefix.prefixlen == 0 for prefix in found):
-        thrown += [p for p in connected if p.version == version and _is_covered(p, found)]
-    for prefix in thrown:
-        found[prefix] = Route(prefix, is_throw=True)
+    version = wanted[0].version
+    defaults = [prefix for prefix in wanted if prefix.prefixlen == 0]
+    for network in connected if allow_lan or not defaults else ():
+        if network.version != version or not is_shared(network):
+            continue
+        if _is_covered(network, wanted):
+            found[network, False] = Route(network, is_throw=True)
+        for route in wanted:
+            if not is_overlay(route) and _is_covered(route, (network,)):
+                found[route, False] = Route(route, is_throw=True)
+    for prefix in defaults:
+        found[prefix, True] = Route(prefix, is_bar=True)
     return list(found.values())
 
 
+def is_shared(network: IPPrefix) -> bool:
+    """A network with other hosts in it, of which a route could be meant."""
+    return not (network.prefixlen == network.max_prefixlen or network.is_link_local or network.is_loopback)
+
+
 def _is_covered(network: IPPrefix, routes: Iterable[IPPrefix]) -> bool:
-    if network.prefixlen == network.max_prefixlen or network.is_link_local or network.is_loopback:
-        return False
-    return any(network.subnet_of(route) for route in routes)  # type: ignore[arg-type]
+    return any(network.version == route.version and network.subnet_of(route) for route in routes)  # type: ignore[arg-type]
+
+
+def overlaps_of(config: RouterConfig, connected: Iterable[IPPrefix]) -> tuple[IPPrefix, ...]:
+    """Networks of this host that an accepted subnet route covers; an exit node's default route is meant to."""
+    accepted = [route for route in config.routes if route.prefixlen and not is_overlay(route)]
+    found = [network for network in connected if is_shared(network)]
+    return tuple(dict.fromkeys(n for n in found if any(n.version == r.version and n.overlaps(r) for r in accepted)))
+
+
+def is_overlay(route: IPPrefix) -> bool:
+    """Routes to nodes, not to networks behind them."""
+    return route.prefixlen == route.max_prefixlen or _is_covered(route, (CGNAT, TAILSCALE_ULA))
 
 
 def rules_of(version: int, names: HostNames) -> list[Rule]:
@@ -198,19 +280,29 @@ def rules_of(version: int, names: HostNames) -> list[Rule]:
     ]
 
 
-def purge_routing(kernel: Kernel, names: HostNames) -> list[str]:
+def is_barred(kernel: Kernel, names: HostNames) -> bool:
+    """Whether the table of a slot lets nothing pass that it has no route for."""
+    return any(route.is_bar for version in (4, 6) for route, _ in kernel.routes(version, names.table))
+
+
+def purge_routing(kernel: Kernel, names: HostNames, *, keeps_bars: bool = False) -> list[str]:
     """Delete the rules and routes of a slot, whoever left them; texts of what failed."""
     gone: list[Change] = []
     for version in (4, 6):
-        gone += [rt.delete_rule(rule) for rule in kernel.rules(version, names.priority, names.priority + 100)]
-        gone += [rt.delete_route(r, names.table, through) for r, through in kernel.routes(version, names.table)]
+        routes = kernel.routes(version, names.table)
+        if not keeps_bars:
+            gone += [rt.delete_rule(rule) for rule in kernel.rules(version, names.priority, names.priority + 100)]
+        gone += [rt.delete_route(r, names.table, through) for r, through in routes if not (r.is_bar and keeps_bars)]
     return kernel.apply(gone)
+
+
+NO_IPV6 = "the kernel runs without IPv6"
 
 
 def ipv6_trouble_of(device: str, proc: Path = Path("/proc/sys/net/ipv6")) -> str:
     """Why IPv6 cannot be used on an interface; "" when it can."""
     if not proc.exists():
-        return "the kernel runs without IPv6"
+        return NO_IPV6
     try:
         is_off = (proc / "conf" / device / "disable_ipv6").read_text().strip() != "0"
     except OSError:

@@ -20,7 +20,8 @@ from tsd.base.errors import HullError
 FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
 MAIN_TABLE, DEFAULT_TABLE = 254, 253
 
-_RTN_UNICAST, _RTN_THROW = 1, 9
+_RTN_UNICAST, _RTN_UNREACHABLE, _RTN_THROW = 1, 7, 9
+_LAST_METRIC = 0xFFFF0000
 _RTPROT_STATIC, _SCOPE_LINK, _SCOPE_UNIVERSE = 4, 253, 0
 _ACTION_LOOKUP, _ACTION_UNREACHABLE = 1, 7
 _IFF_UP, _IFA_F_NODAD = 0x1, 0x02
@@ -28,13 +29,20 @@ _REQUEST, _ACK, _DUMP, _REPLACE, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x300, 0x100, 0
 _ERROR, _DONE = 2, 3
 _BATCH = 100
 _TIMEOUT_S = 5.0
+_KINDS = frozenset({_RTN_UNICAST, _RTN_UNREACHABLE, _RTN_THROW})
 
 
 class Route(NamedTuple):
-    """`is_throw`: the look-up goes on with the next rule; else out of our device."""
+    """`is_throw`: the look-up goes on with the next rule. `is_bar`: "unreachable", where no better route to the same
+    prefix is left; it needs no device. Else: out of our device."""
 
     prefix: IPPrefix
     is_throw: bool = False
+    is_bar: bool = False
+
+    @property
+    def through_device(self) -> bool:
+        return not (self.is_throw or self.is_bar)
 
 
 class Rule(NamedTuple):
@@ -112,14 +120,15 @@ class RtNetlink:
         return found
 
     def routes(self, version: int, table: int) -> list[tuple[Route, int]]:
-        """(route, outgoing interface) of one table; throw routes and plain ones only."""
+        """(route, outgoing interface) of one table; plain, throw and unreachable routes only."""
         found = []
         # Kernels before 4.20 do not filter by table.
         for message in self._dump("RTM_GETROUTE", Body({"family": FAMILY[version]}, [("RTA_TABLE", table)])):
             kind = message["type"]
-            if kind in (_RTN_UNICAST, _RTN_THROW) and message.get_attr("RTA_TABLE", message["table"]) == table:
+            if kind in _KINDS and message.get_attr("RTA_TABLE", message["table"]) == table:
                 address = message.get_attr("RTA_DST", "0.0.0.0" if version == 4 else "::")
-                route = Route(ip_network((address, message["dst_len"])), kind == _RTN_THROW)
+                prefix = ip_network((address, message["dst_len"]))
+                route = Route(prefix, kind == _RTN_THROW, kind == _RTN_UNREACHABLE)
                 found.append((route, int(message.get_attr("RTA_OIF", 0))))
         return found
 
@@ -257,19 +266,21 @@ def _route(route: Route, table: int, index: int) -> Body:
         "family": FAMILY[prefix.version],
         "dst_len": prefix.prefixlen,
         "proto": _RTPROT_STATIC,
-        "scope": _SCOPE_UNIVERSE if route.is_throw or prefix.version == 6 else _SCOPE_LINK,
-        "type": _RTN_THROW if route.is_throw else _RTN_UNICAST,
+        "scope": _SCOPE_LINK if route.through_device and prefix.version == 4 else _SCOPE_UNIVERSE,
+        "type": _RTN_THROW if route.is_throw else _RTN_UNREACHABLE if route.is_bar else _RTN_UNICAST,
     }
     attributes: list[tuple[str, object]] = [("RTA_TABLE", table)]
     if prefix.prefixlen:
         attributes.append(("RTA_DST", str(prefix.network_address)))
-    if not route.is_throw:
+    if route.is_bar:
+        attributes.append(("RTA_PRIORITY", _LAST_METRIC))
+    if route.through_device:
         attributes.append(("RTA_OIF", index))
     return Body(fields, attributes)
 
 
 def add_route(route: Route, table: int, index: int) -> Change:
-    what = f"add the {'throw ' if route.is_throw else ''}route {route.prefix}"
+    what = f"add the {'throw ' if route.is_throw else 'unreachable ' if route.is_bar else ''}route {route.prefix}"
     return Change(what, "RTM_NEWROUTE", _CREATE | _REPLACE, _route(route, table, index), _EXISTS, route)
 
 

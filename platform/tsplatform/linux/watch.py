@@ -16,7 +16,7 @@ from tsplatform import netlink
 log = logging.getLogger(__name__)
 
 DEBOUNCE_S = 0.25
-PACE_S, SLOWEST_PACE_S = 1.0, 30.0
+PACE_S, FIGHT_PACE_S, SLOWEST_PACE_S = 0.5, 5.0, 30.0
 REST_FACTOR = 20.0
 """A comparison is followed by this many times what it took: reading ten thousand routes costs seconds of CPU."""
 # RTMGRP_*: link, addresses, routes, and the rules of both families (groups 8 and 19).
@@ -42,6 +42,8 @@ class RoutingWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._verified_at = -PACE_S
         self._was_up = False
+        self.is_slowed = False
+        """Somebody undoes again and again what we put back."""
 
     def start(self) -> None:
         """On the running loop; without netlink events nothing is watched."""
@@ -51,7 +53,7 @@ class RoutingWatch:
         except OSError as err:
             log.info("changes of routing are not watched: netlink: %s", err.strerror)
             return
-        netlink.watch(self._loop, self._sock, self._on_change)
+        netlink.watch(self._loop, self._sock, self.poke)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -61,9 +63,11 @@ class RoutingWatch:
             self._sock.close()
             self._sock = None
 
-    def _on_change(self) -> None:
+    def poke(self) -> None:
+        """Something was heard elsewhere that calls for a comparison."""
         if self._loop is not None and self._timer is None:
-            pace_s = min(max(PACE_S, REST_FACTOR * self._cost_s()), SLOWEST_PACE_S)
+            pace_s = FIGHT_PACE_S if self.is_slowed else PACE_S
+            pace_s = min(max(pace_s, REST_FACTOR * self._cost_s()), SLOWEST_PACE_S)
             delay_s = max(DEBOUNCE_S, self._verified_at + pace_s - self._loop.time())
             self._timer = self._loop.call_later(delay_s, self._look)
 

@@ -13,7 +13,7 @@ from tsd.base.errors import HullError
 from tsd.hull import RouterConfig
 from tsplatform.linux.hostnames import HostNames
 from tsplatform.linux.journal import Entry, Scope, UndoJournal
-from tsplatform.linux.netfilter import FirewallWishes
+from tsplatform.linux.netfilter.rules import FirewallWishes
 from tsplatform.linux.router import LinuxRouter, ipv6_trouble_of, rules_of, wanted_routes
 from tsplatform.linux.rtnetlink import Change, Route, Rule
 
@@ -41,7 +41,7 @@ class FakeKernel:
         return [(DEVICE, *address) for address in self.mine] + ([] if index else self.lan)
 
     def routes(self, version: int, table: int) -> list[tuple[Route, int]]:
-        return [(route, 0 if route.is_throw else DEVICE) for route in self.table[version]]
+        return [(route, DEVICE if route.through_device else 0) for route in self.table[version]]
 
     def rules(self, version: int, first: int, end: int) -> list[Rule]:
         return [rule for rule in self.present[version] if first <= rule.priority < end]
@@ -65,7 +65,9 @@ class FakeKernel:
         subject = change.subject
         if isinstance(subject, Route):
             version = subject.prefix.version
-            self.table[version] = {r for r in self.table[version] if r.prefix != subject.prefix}
+            self.table[version] = {
+                r for r in self.table[version] if (r.prefix, r.is_bar) != (subject.prefix, subject.is_bar)
+            }
             if not change.is_deletion:
                 self.table[version].add(subject)
         elif isinstance(subject, Rule):
@@ -79,10 +81,13 @@ class FakeFirewall:
         self.wishes: FirewallWishes | None = None
         self.trouble = ""
 
-    def apply(self, wishes: FirewallWishes) -> None:
+    backend = "nftables"
+
+    def apply(self, wishes: FirewallWishes) -> bool:
         if self.trouble:
             raise HullError("firewall", self.trouble)
         self.wishes = wishes
+        return False
 
     def remove(self) -> None:
         self.wishes = None
@@ -151,8 +156,10 @@ def test_what_somebody_flushed_or_added_is_put_right(bed: Bed) -> None:
     bed.kernel.table[4] = {Route(ip_network("192.0.2.0/24"))}
     bed.kernel.present[4] = {Rule(4, 5370, 99), Rule(4, 5310, 254, 1, 1)}
     bed.kernel.mine.clear()
+    assert bed.router.put_back == ()
     bed.router.apply(CONFIG)
     assert [bed.kernel.table[4], bed.kernel.present[4], bed.kernel.mine] == wanted
+    assert bed.router.put_back == ("addresses", "routes", "routing rules")
 
 
 def test_a_failed_addition_keeps_what_is_there_and_says_so(bed: Bed) -> None:
@@ -232,23 +239,62 @@ def test_a_device_that_is_gone_is_said(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("routes", "local", "connected", "thrown"),
+    ("routes", "allow_lan", "connected", "thrown"),
     [
-        (["192.0.2.0/24"], [], ["192.0.2.0/24"], ["192.0.2.0/24"]),
-        (["192.0.0.0/16"], [], ["192.0.2.0/24", "10.0.0.0/8"], ["192.0.2.0/24"]),
-        (["192.0.2.128/25"], [], ["192.0.2.0/24"], []),
-        (["0.0.0.0/0", "192.0.2.0/24"], [], ["192.0.2.0/24"], []),
-        (["0.0.0.0/0"], ["192.0.2.0/24"], ["192.0.2.0/24"], ["192.0.2.0/24"]),
-        (["100.64.0.0/10"], [], ["100.64.5.0/24", "100.64.9.9/32"], ["100.64.5.0/24"]),
-        (["fd00::/8"], ["192.0.2.0/24"], ["fe80::/64", "fd00:1::/64"], ["fd00:1::/64"]),
+        (["192.0.2.0/24"], False, ["192.0.2.0/24"], ["192.0.2.0/24"]),
+        (["192.0.0.0/16"], False, ["192.0.2.0/24", "10.0.0.0/8"], ["192.0.2.0/24"]),
+        (["192.0.2.128/25"], False, ["192.0.2.0/24"], ["192.0.2.128/25"]),
+        (["0.0.0.0/0", "192.0.2.0/24"], False, ["192.0.2.0/24"], []),
+        (["0.0.0.0/0"], True, ["192.0.2.0/24"], ["192.0.2.0/24"]),
+        (["100.64.0.0/10"], False, ["100.64.5.0/24", "100.64.9.9/32"], ["100.64.5.0/24"]),
+        (["100.64.5.1/32"], False, ["100.64.5.0/24"], []),
+        (["fd00::/8"], False, ["192.0.2.0/24", "fe80::/64", "fd00:1::/64"], ["fd00:1::/64"]),
     ],
 )
-def test_f07_connected_networks_win_unless_the_plan_says_otherwise(
-    routes: list[str], local: list[str], connected: list[str], thrown: list[str]
+def test_f07_connected_networks_win_unless_all_goes_through_an_exit_node(
+    routes: list[str], allow_lan: bool, connected: list[str], thrown: list[str]
 ) -> None:
-    found = wanted_routes(_prefixes(*routes), _prefixes(*local), _prefixes(*connected))
+    found = wanted_routes(_prefixes(*routes), _prefixes(*connected), allow_lan)
     assert {str(route.prefix) for route in found if route.is_throw} == set(thrown)
-    assert {str(route.prefix) for route in found if not route.is_throw} == set(routes) - set(thrown)
+    assert {str(route.prefix) for route in found if route.through_device} == set(routes) - set(thrown)
+    assert [str(route.prefix) for route in found if route.is_bar] == [r for r in routes if r == "0.0.0.0/0"]
+
+
+EXIT = RouterConfig(CONFIG.local_addresses, (*CONFIG.routes, *_prefixes("0.0.0.0/0", "::/0")))
+
+
+def _bars(bed: Bed, version: int) -> list[Route]:
+    return [route for route in bed.kernel.table[version] if route.is_bar]
+
+
+def test_p05_an_exit_node_is_closed_behind(bed: Bed) -> None:
+    bed.router.apply(EXIT)
+    assert _bars(bed, 4) and _bars(bed, 6)
+    bed.router.apply(CONFIG)
+    assert not _bars(bed, 4) and not _bars(bed, 6)
+
+
+def test_p05_what_a_crash_left_closed_stays_so_until_it_is_judged(bed: Bed) -> None:
+    bed.router.apply(EXIT)
+    bed.router.revert(stays_closed=True)
+    assert _bars(bed, 4) and bed.kernel.present[4] and bed.journal.entries
+    assert not any(route.through_device for route in bed.kernel.table[4])
+    bed.router.apply(RouterConfig())
+    assert not bed.kernel.table[4] and not bed.kernel.present[4] and not bed.journal.entries
+
+
+def test_p05_without_ipv6_in_the_tunnel_there_is_none_beside_it(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, ipv6_trouble="net.ipv6.conf.tsd0.disable_ipv6 is set")
+    bed.router.apply(EXIT)
+    assert bed.kernel.table[6] == set(_bars(bed, 6)) != set() and bed.kernel.present[6]
+    bed.router.apply(CONFIG)
+    assert not bed.kernel.table[6] and not bed.kernel.present[6]
+
+
+def test_f07_an_overlap_is_noticed(bed: Bed) -> None:
+    bed.kernel.lan = [(LAN, ip_address("192.0.2.5"), 24)]
+    bed.router.apply(RouterConfig(CONFIG.local_addresses, _prefixes("192.0.0.0/16", "10.0.0.0/8")))
+    assert [str(network) for network in bed.router.overlaps] == ["192.0.2.0/24"]
 
 
 def test_f06_no_drop_of_strangers_where_another_interface_lives_in_that_range(bed: Bed) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tsd.hull import LinkState
 from tsd.netmap.netmap import Netmap, apply
 from tsd.routes import planner
 from tsd.routes.derive import RouteWishes, derive, peer_prefixes
@@ -56,18 +55,17 @@ def test_a_single_overlay_address_is_no_subnet() -> None:
 
 @pytest.mark.parametrize("wish", [{"exit_node_id": "n2"}, {"exit_node_ip": ip_address("100.64.0.2")}])
 def test_exit_node(wish: dict[str, Any]) -> None:
-    link = LinkState({"eth0": nets("192.168.7.0/24"), "lo": nets("127.0.0.0/8")})
     netmap = start(ROUTER)
-    plan = derive(netmap, RouteWishes(**wish), link)
-    assert set(nets("0.0.0.0/0", "::/0", "192.168.7.0/24")) <= set(plan.router.routes)
-    assert plan.router.local_routes == ()
-    lan = derive(netmap, RouteWishes(**wish, exit_node_allow_lan=True), link)
-    assert lan.router.local_routes == nets("192.168.7.0/24")
-    assert ip_network("192.168.7.0/24") not in lan.router.routes
+    plan = derive(netmap, RouteWishes(**wish))
+    assert set(nets("0.0.0.0/0", "::/0")) <= set(plan.router.routes)
+    assert plan.router.uses_exit_node and not plan.router.exit_node_allow_lan
+    assert derive(netmap, RouteWishes(**wish, exit_node_allow_lan=True)).router.exit_node_allow_lan
     assert peer_prefixes(netmap.peers[2], RouteWishes(**wish)) == nets("100.64.0.2/32", "0.0.0.0/0", "::/0")
 
 
 def test_missing_exit_node_leaks_nothing() -> None:
+    for wishes in (RouteWishes(exit_node_id="gone"), RouteWishes(auto_exit_node="any")):
+        assert set(nets("0.0.0.0/0", "::/0")) <= set(derive(start(), wishes).router.routes)
     plan = derive(start(), RouteWishes(exit_node_id="gone"))
     assert set(nets("0.0.0.0/0", "::/0")) <= set(plan.router.routes)
 

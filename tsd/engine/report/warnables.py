@@ -174,8 +174,7 @@ _ALL = (
         "medium",
         "hull",
         "IP forwarding is off",
-        "Routes are advertised but this machine does not forward: {error}. Set net.ipv4.ip_forward=1 and"
-        " net.ipv6.conf.all.forwarding=1.",
+        "Routes are advertised but this machine does not forward: {error}.",
         impacts_connectivity=True,
     ),
     Warnable(
@@ -312,6 +311,63 @@ _ALL = (
         "hull",
         "Routes not applied",
         "Routes or firewall rules could not be applied: {error}.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "routing-fight",
+        "medium",
+        "hull",
+        "Another program undoes our settings",
+        "{error} again and again; tsd puts it back more slowly now. Let that program leave it alone (for"
+        " systemd-networkd: ManageForeignRoutingPolicyRules=no), or use --netfilter-mode=nodivert.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "foreign-drop",
+        "high",
+        "hull",
+        "Another firewall drops tailnet traffic",
+        "A firewall rule that is not ours drops what comes through the tailnet. {error}.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "lan-overlap",
+        "low",
+        "hull",
+        "Accepted routes overlap this network",
+        "Peers offer {error}, which this machine is in itself: its own network is used, not the peer's route.",
+    ),
+    Warnable(
+        "firewall-incomplete",
+        "medium",
+        "hull",
+        "Firewall rules are incomplete",
+        "{error}. Forwarding for others may not work.",
+    ),
+    Warnable(
+        "rp-filter-strict",
+        "high",
+        "hull",
+        "Strict reverse path filter",
+        "rp_filter is strict on {error}, and without our firewall rules answers to tsd's own packets are dropped there"
+        " while an exit node is used. Use --netfilter-mode=on, or set rp_filter to 2.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "nosnat-with-advertised-exit-node",
+        "medium",
+        "hull",
+        "Exit node without SNAT",
+        "This machine is offered as exit node, but --snat-subnet-routes is {error}: answers from the Internet will not"
+        " find the way back unless your routers know it.",
+    ),
+    Warnable(
+        "exit-node-gone",
+        "high",
+        "network",
+        "Exit node not available",
+        "{error}, so nothing leaves this machine but tsd's own traffic. Choose another one with"
+        " `tsctl set --exit-node=NAME`, or none with `tsctl set --exit-node=`.",
         impacts_connectivity=True,
     ),
     Warnable(

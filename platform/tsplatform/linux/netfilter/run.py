@@ -1,0 +1,27 @@
+"""Running the firewall's own programs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+
+from tsd.base.errors import HullError
+
+Run = Callable[[Sequence[str], str], str]
+"""`run(words, input)` gives what was printed. Raises `HullError`. Tests bring their own."""
+
+_TIMEOUT_S = 20.0
+_NO_PROGRAM = 127
+
+
+def run_program(words: Sequence[str], text: str) -> str:
+    try:
+        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except FileNotFoundError:
+        hint = "install nftables or iptables, or use --netfilter-mode=off"
+        raise HullError("firewall", f"{words[0]} is not installed", hint, _NO_PROGRAM) from None
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise HullError(f"firewall: {words[0]}", str(err)) from None
+    if done.returncode != 0:
+        raise HullError(f"firewall: {words[0]}", " ".join(done.stderr.split())[:300] or f"exit {done.returncode}")
+    return done.stdout

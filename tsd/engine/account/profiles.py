@@ -328,9 +328,24 @@ class Profiles:
             if profile.key == key:
                 self.current, self.prefs = profile, self._read_prefs(key)
                 return
-        if not key and not self._known and self._migrate_legacy():
+        if self._is_adopted(key) or (not key and not self._known and self._migrate_legacy()):
             return
         self._load_draft()
+
+    def _is_adopted(self, key: str) -> bool:
+        """The pointer names a profile that the list has lost, but its prefs are there: the login goes on."""
+        profile_id = key.removeprefix("profile-")
+        try:
+            prefs = self._read_prefs(key) if key != profile_id and profile_id not in self._unreadable else Prefs.fresh()
+        except PrefsError:
+            return False
+        if prefs.persist is None or not prefs.persist.is_known_node:
+            return False
+        log.warning("profile %s was missing in the list of profiles", profile_id)
+        draft = LoginProfile(id=profile_id, key=key, created=self._timestamp())
+        self.current, self.prefs = self._described(draft, prefs, NetworkProfile()), prefs
+        self._known[profile_id] = self.current
+        return True
 
     def _load_draft(self) -> None:
         try:

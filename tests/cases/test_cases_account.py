@@ -160,6 +160,19 @@ def test_k06_a_missing_pointer_with_one_profile(tmp_path: Path) -> None:
     assert _profiles(FileStore(path)).prefs == Prefs.fresh()
 
 
+def test_k06_a_login_that_the_list_of_profiles_has_lost_goes_on(tmp_path: Path) -> None:
+    """As long as the pointer and the prefs are there; after a log-out they are not."""
+    path = tmp_path / "tsd.state"
+    _profiles(FileStore(path)).save(_logged_in())
+    FileStore(path).put("_profiles", None)
+    adopted = _profiles(FileStore(path))
+    assert adopted.prefs == _logged_in() and len(adopted.list()) == 1
+    adopted.save(_logged_in())
+    assert _profiles(FileStore(path)).current == adopted.current
+    adopted.delete(adopted.current.id)
+    assert _profiles(FileStore(path)).current.id == ""
+
+
 def test_k06_a_file_that_is_replaced_while_running(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "tsd.state"
     store = FileStore(path)

@@ -8,7 +8,8 @@ from tsctl import context as ctx
 from tsctl.client import Unreachable
 from tsctl.goflags import DURATION, Command, Failure, Flag, Parsed
 from tsctl.risk import LOSE_SSH, confirm_lose_ssh
-from tsd.localapi.schema import NEEDS_LOGIN, RUNNING, STARTING, STATE_NAMES, STOPPED, WATCH_INITIAL_STATE
+from tsd.base.notify import Mask
+from tsd.localapi.schema import NEEDS_LOGIN, RUNNING, STARTING, STATE_NAMES, STOPPED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _wait(context: ctx.Context, deadline: float | None) -> None:
 
 
 def _wait_for_running(context: ctx.Context, deadline: float | None, state: str) -> None:
-    stream = context.client.stream(f"watch-ipn-bus?mask={WATCH_INITIAL_STATE}")
+    stream = context.client.stream(f"watch-ipn-bus?mask={int(Mask.INITIAL_STATE)}")
     try:
         while True:
             _check_time(deadline, state)

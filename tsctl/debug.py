@@ -7,9 +7,10 @@ from typing import Any
 
 from tsctl import context as ctx
 from tsctl.goflags import Command, Failure, Flag, Parsed
+from tsd.base.notify import Mask
 from tsd.localapi import schema
 
-_DEFAULT_MASK = schema.WATCH_PEER_CHANGES | schema.WATCH_NO_NETMAP | schema.WATCH_PEER_PATCHES
+_DEFAULT_MASK = Mask.PEER_CHANGES | Mask.NO_NETMAP | Mask.PEER_PATCHES
 
 
 def debug_command(context: ctx.Context) -> Command:
@@ -98,8 +99,8 @@ def _watch(context: ctx.Context, parsed: Parsed) -> None:
     if mask < 0:
         mask = _DEFAULT_MASK
         if parsed.flag("initial"):
-            mask |= schema.WATCH_INITIAL_STATE | schema.WATCH_INITIAL_PREFS | schema.WATCH_INITIAL_HEALTH
-            mask |= schema.WATCH_INITIAL_NETMAP if parsed.flag("netmap") else 0
+            mask |= Mask.INITIAL_STATE | Mask.INITIAL_PREFS | Mask.INITIAL_HEALTH
+            mask |= Mask.INITIAL_NETMAP if parsed.flag("netmap") else 0
     stream = context.client.stream(f"watch-ipn-bus?mask={mask}")
     ctx.note("Connected.")
     seen = 0

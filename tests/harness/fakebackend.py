@@ -10,6 +10,7 @@ import copy
 from collections.abc import AsyncIterator
 from typing import Any
 
+from tsd.base.notify import Mask
 from tsd.localapi import schema
 from tsd.localapi.backend import EtagMismatch, Json, OptionalBackend, PrefsError
 
@@ -280,9 +281,9 @@ class FakeBackend(OptionalBackend):
         self._sessions += 1
         watch = FakeWatch(self, self._sessions)
         first: Json = {}
-        if mask & schema.WATCH_INITIAL_STATE:
+        if mask & Mask.INITIAL_STATE:
             first |= {"SessionID": watch.session_id, "State": schema.STATE_NAMES.index(self.state)}
-        if mask & schema.WATCH_INITIAL_PREFS:
+        if mask & Mask.INITIAL_PREFS:
             first["Prefs"] = self.prefs()
         if first:
             watch.queue.put_nowait(self._notify_value(first))

@@ -17,7 +17,8 @@ from tsctl.doctor import box, checks_daemon, checks_hull, checks_network, probes
 from tsctl.doctor.facts import ABSENT, DENIED, FOREIGN, REFUSED, SILENT, DaemonFacts, Facts, NameFacts
 from tsctl.goflags import Command, Failure, Flag, Parsed
 from tsctl.misc import own_version
-from tsd.localapi.schema import DEFAULT_CONTROL_URL, RUNNING, STATUS_PUMP, WATCH_INITIAL_HEALTH, WATCH_INITIAL_STATE
+from tsd.base.notify import Mask
+from tsd.localapi.schema import DEFAULT_CONTROL_URL, RUNNING, STATUS_PUMP
 
 ANSWER_LIMIT_S = 6.0
 SECOND_LOOK_S = 1.5
@@ -134,7 +135,7 @@ def _report(context: ctx.Context) -> dict[str, Any]:
 def _warnings(context: ctx.Context) -> dict[str, dict[str, Any]]:
     """With their codes and layers; from tailscaled, too."""
     try:
-        stream = context.client.stream(f"watch-ipn-bus?mask={WATCH_INITIAL_STATE | WATCH_INITIAL_HEALTH}")
+        stream = context.client.stream(f"watch-ipn-bus?mask={int(Mask.INITIAL_STATE | Mask.INITIAL_HEALTH)}")
         try:
             first = stream.next_json(ANSWER_LIMIT_S) or {}
         finally:

@@ -14,7 +14,6 @@ from msgspec import Struct
 from nacl.bindings import crypto_box_beforenm, crypto_box_easy_afternm, crypto_box_open_easy_afternm
 from nacl.exceptions import CryptoError
 
-from tsd.base.addr import AddrPort
 from tsd.base.errors import DecodeError, ProtocolError
 from tsd.base.keys import NodePrivate, NodePublic
 
@@ -233,23 +232,6 @@ def decode_peer_gone(payload: bytes) -> tuple[NodePublic, int]:
     if len(payload) < KEY_BYTES:
         raise DecodeError("derp", "peer gone is cut")
     return NodePublic(payload[:KEY_BYTES]), payload[KEY_BYTES] if len(payload) > KEY_BYTES else GONE_DISCONNECTED
-
-
-def encode_peer_present(key: bytes, address: AddrPort, flags: int) -> bytes:
-    return frame(FrameType.PEER_PRESENT, key + address.encode() + bytes((flags,)))
-
-
-def decode_peer_present(payload: bytes) -> tuple[NodePublic, AddrPort | None, int]:
-    if len(payload) < KEY_BYTES:
-        raise DecodeError("derp", "peer present is cut")
-    has_address = len(payload) >= KEY_BYTES + 18
-    address = AddrPort.decode(payload[32:50]) if has_address else None
-    return NodePublic(payload[:KEY_BYTES]), address, payload[50] if len(payload) > 50 else 0
-
-
-def encode_restarting(reconnect_in_s: float, try_for_s: float) -> bytes:
-    body = int(reconnect_in_s * 1000).to_bytes(4, "big") + int(try_for_s * 1000).to_bytes(4, "big")
-    return frame(FrameType.RESTARTING, body)
 
 
 def decode_restarting(payload: bytes) -> tuple[float, float]:

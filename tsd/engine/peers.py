@@ -98,7 +98,6 @@ class PeerTable:
         self._by_key: dict[bytes, Peer] = {}
         self._by_disco: dict[str, list[Peer]] = {}
         self._by_address: dict[bytes, Peer] = {}
-        self._by_name: dict[str, Peer] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -130,10 +129,6 @@ class PeerTable:
         """As `by_address`, for 4 or 16 bytes."""
         return self._by_address.get(address)
 
-    def by_name(self, name: str) -> Peer | None:
-        """`name` is a lower-case FQDN without trailing dot."""
-        return self._by_name.get(name)
-
     def upsert(self, node: Node) -> tuple[Peer, Peer | None]:
         """(the peer as it is now, the peer it replaces because its key changed). Raises `DecodeError`."""
         raw_key = _raw_key(node)
@@ -162,7 +157,7 @@ class PeerTable:
     def clear(self) -> list[Peer]:
         """Forget all; returns those that were there."""
         gone = list(self._by_id.values())
-        for index in (self._by_id, self._by_handle, self._by_key, self._by_disco, self._by_address, self._by_name):
+        for index in (self._by_id, self._by_handle, self._by_key, self._by_disco, self._by_address):
             index.clear()
         return gone
 
@@ -175,9 +170,6 @@ class PeerTable:
             self._by_disco.setdefault(node.disco_key.lower(), []).append(peer)
         for raw in peer.packed:
             self._by_address[raw] = peer
-        name = node.name.rstrip(".").lower()
-        if name:
-            self._by_name[name] = peer
 
     def _unindex(self, peer: Peer) -> None:
         node = peer.node
@@ -193,9 +185,6 @@ class PeerTable:
         for raw in peer.packed:
             if self._by_address.get(raw) is peer:
                 del self._by_address[raw]
-        name = node.name.rstrip(".").lower()
-        if self._by_name.get(name) is peer:
-            del self._by_name[name]
 
 
 def _raw_key(node: Node) -> bytes:

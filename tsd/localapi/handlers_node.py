@@ -7,7 +7,8 @@ import ipaddress
 from collections.abc import Awaitable
 
 from tsd.base.addr import parse_number
-from tsd.base.errors import TsdError, reason_of
+from tsd.base.errors import ConfigError, TsdError, reason_of
+from tsd.base.notify import parse_mask
 from tsd.hull import Stream
 from tsd.localapi import schema
 from tsd.localapi.backend import ApiError
@@ -22,13 +23,10 @@ async def status(call: Call) -> Response:
 
 
 async def watch_ipn_bus(call: Call) -> Response | None:
-    mask_text = call.value("mask")
-    mask = parse_number(mask_text or "0", (1 << 64) - 1)
-    if mask is None:
-        return text(400, "bad mask")
-    complaint = _mask_complaint(mask)
-    if complaint:
-        return text(400, complaint)
+    try:
+        mask = parse_mask(call.value("mask"))
+    except ConfigError as error:
+        return text(400, str(error))
     watch = call.backend.watch(mask)
     try:
         stream = call.start_stream(JSON)
@@ -41,16 +39,6 @@ async def watch_ipn_bus(call: Call) -> Response | None:
     finally:
         watch.close()
     return None
-
-
-def _mask_complaint(mask: int) -> str:
-    if mask & schema.WATCH_IN_PROCESS_NO_DISCONNECT:
-        return "NotifyInProcessNoDisconnect is for watchers inside the daemon only"
-    if mask & schema.WATCH_RATE_LIMIT:
-        clashing = [name for bit, name in schema.RATE_LIMIT_CLASHES if mask & bit]
-        if clashing:
-            return f"NotifyRateLimit cannot be combined with {', '.join(clashing)}"
-    return ""
 
 
 async def whois(call: Call) -> Response:

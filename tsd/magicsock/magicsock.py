@@ -134,12 +134,6 @@ class Magicsock:
         peer.set_netmap_endpoints(paths.endpoints, now)
         self._tell(peer, now)
 
-    def set_disco_key(self, handle: int, key: DiscoPublic, now: float) -> None:
-        """The peer announced a new disco key inside its session."""
-        peer = self._peers.get(handle)
-        if peer is not None and not key.is_zero:
-            self.set_peer(handle, _with_disco(peer.paths, key), now)
-
     def remove_peer(self, handle: int) -> None:
         peer = self._peers.pop(handle, None)
         if peer is not None:
@@ -155,9 +149,6 @@ class Magicsock:
         self._own = tuple(e.address for e in endpoints)
         self._own_at = now
         self._send_waiting_calls()
-
-    def peers_for_disco(self, key: DiscoPublic) -> list[int]:
-        return [peer.handle for peer in self._discovery.by_disco.get(key.raw, ())]
 
     # -- the hot path -------------------------------------------------------------------------------------------
 
@@ -444,18 +435,6 @@ class Magicsock:
     def _arm(self, at: float, heartbeat: int, txid: bytes) -> None:
         self._timer_count += 1
         heapq.heappush(self._timers, _Timer(at, self._timer_count, heartbeat, txid))
-
-
-def _with_disco(paths: PeerPaths, key: DiscoPublic) -> PeerPaths:
-    return PeerPaths(
-        paths.node_key,
-        key,
-        paths.endpoints,
-        paths.home_derp,
-        paths.capver,
-        paths.is_wireguard_only,
-        paths.addresses,
-    )
 
 
 def _first_endpoint(peer: PeerState) -> Route:

@@ -6,7 +6,7 @@ does work in proportion to the message. Health, pings and other one-shot parts o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from tsd.tailcfg.wire import is_zero_time, time_ns, time_text
 
 BASE_FILTER = "base"
 _CLEAR = "*"
-_SKEW_WORTH_MINDING_NS = 60 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,6 @@ class Netmap:
     collect_services: bool = False
     client_version: ClientVersion | None = None
     audit_log_id: str = ""
-    clock_skew_ns: int = 0
-    """Control's clock minus ours, when they differ by more than a minute."""
 
     def filter_rules(self) -> tuple[FilterRule, ...]:
         """All named filters, in the order of their names."""
@@ -65,18 +62,6 @@ class Netmap:
     def is_locked(self) -> bool:
         """Whether tailnet lock is on."""
         return self.tka is not None and not self.tka.disabled
-
-    def expired_peers(self, wall_ns: int) -> Iterator[Node]:
-        now_ns = wall_ns + self.clock_skew_ns
-        return (peer for peer in self.peers.values() if peer.is_expired(now_ns))
-
-    def next_expiry_ns(self, wall_ns: int) -> int | None:
-        """Our wall time at which the next key (a peer's or ours) expires."""
-        now_ns = wall_ns + self.clock_skew_ns
-        nodes: Iterable[Node] = (self.self_node, *self.peers.values())
-        times = (node.key_expiry_ns for node in nodes if node.key_expiry is not None)
-        coming = [at for at in times if at is not None and at > now_ns]
-        return min(coming) - self.clock_skew_ns if coming else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +105,7 @@ def apply(old: Netmap | None, message: MapResponse, *, wall_ns: int, is_first: b
             raise ProtocolError("netmap: the first message of a map stream lacks our own node")
         base = Netmap(message.node)
         if old is not None:
-            base = replace(base, derp_map=old.derp_map, users=old.users, clock_skew_ns=old.clock_skew_ns)
+            base = replace(base, derp_map=old.derp_map, users=old.users)
         new = _apply_rest(base, message, wall_ns, is_first=True)
         return new, _compare(old, new)
     peers, diff = _apply_peers(old.peers, message, wall_ns)
@@ -258,10 +243,6 @@ def _apply_rest(base: Netmap, message: MapResponse, wall_ns: int, *, is_first: b
         values["users"] = base.users | {profile.id: profile for profile in message.user_profiles}
     if message.display_messages:
         values["display_messages"] = _merge_named(base.display_messages, message.display_messages)
-    control_ns = time_ns(message.control_time)
-    if control_ns is not None:
-        skew_ns = control_ns - wall_ns
-        values["clock_skew_ns"] = skew_ns if abs(skew_ns) > _SKEW_WORTH_MINDING_NS else 0
     return replace(base, **values) if values else base
 
 
@@ -310,5 +291,5 @@ def _with_parts(diff: Diff, old: Netmap | None, new: Netmap) -> Diff:
         name: differs(name) for name in ("self_node", "derp_map", "dns", "filters", "users", "ssh_policy")
     }
     parts["health"] = differs("health", "display_messages")
-    parts["other"] = differs("domain", "tka", "collect_services", "client_version", "audit_log_id", "clock_skew_ns")
+    parts["other"] = differs("domain", "tka", "collect_services", "client_version", "audit_log_id")
     return replace(diff, **parts) if any(parts.values()) else diff

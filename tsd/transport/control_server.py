@@ -1,6 +1,6 @@
 """Server side of the ts2021 upgrade (tailscale: control/controlhttp/controlhttpserver/controlhttpserver.go).
 
-As upstream does, the 101 goes out before the handshake is checked; a refused handshake is a 101 and then silence.
+As upstream does, the 101 goes out before the handshake is checked; a refused one gets an error frame behind it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tsd.base.log import fields
 from tsd.transport.frontdoor import Upgrade
 from tsd.transport.noise_stream import NoiseStream
 from tsd.ts2021.constants import HANDSHAKE_HEADER, UPGRADE_PROTOCOL
-from tsd.ts2021.handshake import accept_initiation
+from tsd.ts2021.handshake import accept_initiation, error_frame
 from tsd.ts2021.records import early_frame
 
 log = logging.getLogger("tsd.transport.control_server")
@@ -47,13 +47,18 @@ def accept_control(
     try:
         response, keys = accept_initiation(static, initiation, entropy=entropy)
     except ProtocolError as err:
-        log.info(fields("control handshake refused", reason=err))
+        _refuse(upgrade, str(err))
         return None
     if keys.protocol_version < oldest_version:
-        log.info(fields("control handshake refused", reason=f"capability version {keys.protocol_version} is too old"))
+        _refuse(upgrade, f"capability version {keys.protocol_version} is too old")
         return None
     stream = NoiseStream(upgrade.reader, upgrade.writer, keys)
     upgrade.write(response)
     if early_payload is not None:
         stream.write(early_frame(early_payload))
     return stream
+
+
+def _refuse(upgrade: Upgrade, reason: str) -> None:
+    log.info(fields("control handshake refused", reason=reason))
+    upgrade.write(error_frame(reason))

@@ -73,7 +73,7 @@ class ClientHandshake:
         """`response` is one whole frame. Raises `ProtocolError`, with the server's text if it sent an error frame."""
         if len(response) >= HEADER_BYTES and response[0] == TYPE_ERROR:
             text = response[HEADER_BYTES:].decode("utf-8", "replace")
-            raise ProtocolError(f"ts2021: server refused the handshake: {text!r}")
+            raise ProtocolError(f"ts2021: the server refused the Noise handshake: {text[:1024]!r}")
         if len(response) != RESPONSE_BYTES or response[0] != TYPE_RESPONSE or response[1:3] != b"\x00\x30":
             raise ProtocolError("ts2021: malformed handshake response")
         server_ephemeral, tag = response[3:35], response[35:]

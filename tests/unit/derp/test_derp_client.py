@@ -105,7 +105,7 @@ def test_notices_and_hostile_frames():
     raw = (
         frames.encode_peer_gone(key.raw, 1)
         + frames.frame(0x14, b"duplicate")
-        + frames.encode_restarting(1.5, 5)
+        + frames.frame(0x15, bytes.fromhex("000005dc00001388"))
         + frames.frame(0x12, b"12345678")
         + frames.frame(5)
         + frames.frame(5, bytes(31))

@@ -40,14 +40,14 @@ class TestPeerTable:
         peer, replaced = table.upsert(node(1))
         assert replaced is None and len(table) == 1
         assert table.by_id(1) is table.by_handle(peer.handle) is table.by_key(peer.node_key) is peer
-        assert table.by_address(ip_address("fd7a:115c:a1e0::1")) is table.by_name("n1.tn.example") is peer
+        assert table.by_address(ip_address("fd7a:115c:a1e0::1")) is peer
 
     def test_the_handle_stays_with_the_key(self) -> None:
         table = PeerTable()
         first, _ = table.upsert(node(1))
         same, replaced = table.upsert(node(1, "renamed.tn.example."))
         assert same is first and replaced is None
-        assert table.by_name("n1.tn.example") is None and table.by_name("renamed.tn.example") is first
+        assert first.node.name == "renamed.tn.example."
 
     def test_a_new_key_is_a_new_handle(self) -> None:
         table = PeerTable()

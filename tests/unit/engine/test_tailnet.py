@@ -12,8 +12,9 @@ from tsd.base.addr import parse_ip
 from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.keys import DiscoPrivate
+from tsd.base.notify import Mask
 from tsd.engine.account.prefs import Prefs
-from tsd.engine.report.bus import Mask, NotifyBus
+from tsd.engine.report.bus import NotifyBus
 from tsd.engine.report.health import Health
 from tsd.engine.tailnet import Tailnet
 from tsd.tailcfg.mapresponse import MapResponse, decode_map_response

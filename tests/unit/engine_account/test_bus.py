@@ -7,8 +7,9 @@ import pytest
 
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError
+from tsd.base.notify import Mask, parse_mask
 from tsd.engine.report import bus as bus_module
-from tsd.engine.report.bus import LAGGED_TEXT, QUEUE_LENGTH, Mask, NotifyBus, parse_mask, wants_first_message
+from tsd.engine.report.bus import LAGGED_TEXT, QUEUE_LENGTH, NotifyBus, wants_first_message
 
 EMPTY = {
     "Version": "1",
@@ -107,8 +108,7 @@ async def test_closing_wakes_the_reader(bus: NotifyBus) -> None:
     watch = bus.watch(0)
     reader: asyncio.Task[list[Any]] = asyncio.create_task(_all(watch))
     await asyncio.sleep(0)
-    bus.close_session(watch.session_id)
-    bus.close_session("unknown")
+    bus.close()
     assert await asyncio.wait_for(reader, 1) == []
     watch.close()
 

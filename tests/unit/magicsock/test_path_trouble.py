@@ -19,7 +19,6 @@ def test_two_nodes_with_one_disco_key_are_told_apart():
     bench = Bench()
     twin = NodePrivate.generate(bench.entropy).public()
     bench.sock.set_peer(1, replace(bench.paths, node_key=twin, endpoints=()), bench.now)
-    assert bench.sock.peers_for_disco(bench.peer.public()) == [0, 1]
     bench.say(messages.Ping(bytes(12), twin.raw), B4)
     assert bench.sock.path(1).candidates == (B4,) and bench.sock.path(0).candidates == (A4,)
     bench.say(messages.Ping(bytes(11) + b"1"), A6)

@@ -162,7 +162,7 @@ def test_w06_new_disco_key_voids_the_old_one():
     bench = Bench()
     bench.make_direct()
     new = DiscoPrivate.generate(bench.entropy)
-    bench.sock.set_disco_key(0, new.public(), bench.now)
+    bench.sock.set_peer(0, replace(bench.paths, disco_key=new.public()), bench.now)
     assert any(isinstance(o, PathChanged) for o in bench.out())
     bench.say(messages.Ping(bytes(12)), A4)
     assert bench.opened() == [] and bench.sock.drops["unknown disco key"] == 1

@@ -1,6 +1,6 @@
 """The notification bus behind `watch-ipn-bus`: one publisher, many watchers, each with a mask and a bounded queue.
 
-tailscale: ipn/backend.go (`NotifyWatchOpt`, `Notify`), ipn/ipnlocal/bus.go (rate limit). A watcher that falls behind
+tailscale: ipn/backend.go (`Notify`), ipn/ipnlocal/bus.go (rate limit). A watcher that falls behind
 loses its queue, is told so once, and ends: it never slows the engine.
 """
 
@@ -9,37 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from enum import IntFlag
 from typing import Any
 
 from tsd.base.entropy import Entropy
-from tsd.base.errors import ConfigError
+from tsd.base.notify import Mask
 
 QUEUE_LENGTH = 128
 RATE_LIMIT_S = 3.0
 LAGGED_TEXT = "IPN bus consumer fell behind; closing watch"
-
-
-class Mask(IntFlag):
-    ENGINE_UPDATES = 1 << 0
-    INITIAL_STATE = 1 << 1
-    INITIAL_PREFS = 1 << 2
-    INITIAL_NETMAP = 1 << 3
-    NO_PRIVATE_KEYS = 1 << 4
-    INITIAL_DRIVE_SHARES = 1 << 5
-    INITIAL_OUTGOING_FILES = 1 << 6
-    INITIAL_HEALTH = 1 << 7
-    RATE_LIMIT = 1 << 8
-    HEALTH_ACTIONS = 1 << 9
-    INITIAL_SUGGESTED_EXIT_NODE = 1 << 10
-    INITIAL_CLIENT_VERSION = 1 << 11
-    PEER_CHANGES = 1 << 12
-    NO_NETMAP = 1 << 13
-    INITIAL_STATUS = 1 << 14
-    PEER_PATCHES = 1 << 15
-    IN_PROCESS_NO_DISCONNECT = 1 << 16
-    SYSPOLICY_CHANGES = 1 << 17
-    PEER_WIREGUARD_STATE = 1 << 18
 
 
 _WANTS_FIRST_MESSAGE = (
@@ -54,7 +31,6 @@ _WANTS_FIRST_MESSAGE = (
     | Mask.SYSPOLICY_CHANGES
     | Mask.PEER_WIREGUARD_STATE
 )
-_NOT_WITH_RATE_LIMIT = Mask.PEER_CHANGES | Mask.NO_NETMAP | Mask.INITIAL_STATUS | Mask.PEER_PATCHES
 
 # Order of the fields in a Notify; those with True are there even when null.
 _NOTIFY_FIELDS: tuple[tuple[str, bool], ...] = (
@@ -97,21 +73,6 @@ _NEEDS_BIT = {
 }
 
 Promote = Callable[[list[Any]], list[Any]]
-
-
-def parse_mask(text: str) -> Mask:
-    """The `mask` of a request (decimal, empty = 0). Raises `ConfigError` with the text for the 400 answer."""
-    try:
-        mask = Mask(int(text or "0"))
-    except ValueError:
-        raise ConfigError("bad mask") from None
-    if mask < 0:
-        raise ConfigError("bad mask")
-    if mask & Mask.IN_PROCESS_NO_DISCONNECT:
-        raise ConfigError("mask bit 16 is only for watchers inside the daemon")
-    if mask & Mask.RATE_LIMIT and mask & _NOT_WITH_RATE_LIMIT:
-        raise ConfigError("the rate limit cannot be combined with peer changes, peer patches or the initial status")
-    return mask
 
 
 def wants_first_message(mask: int) -> bool:
@@ -158,11 +119,6 @@ class NotifyBus:
 
     def sessions(self) -> list[str]:
         return list(self._watches)
-
-    def close_session(self, session_id: str) -> None:
-        """End one watcher, as when a serve config without it is stored."""
-        if session_id in self._watches:
-            self._watches[session_id].close()
 
     def close(self) -> None:
         for watch in list(self._watches.values()):

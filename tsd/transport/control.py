@@ -23,7 +23,7 @@ from tsd.http2.machine import Headers
 from tsd.tailcfg.mapping import MapRequest
 from tsd.tailcfg.register import OverTLSPublicKeys, RegisterRequest, RegisterResponse
 from tsd.tailcfg.wire import CAPABILITY_VERSION, decode_json, encode_json
-from tsd.transport.control_text import HANDSHAKE_REFUSED, is_upgraded, key_refusal, retry_after_s, upgrade_refusal
+from tsd.transport.control_text import HandshakeRefused, is_upgraded, key_refusal, retry_after_s, upgrade_refusal
 from tsd.transport.dial import Connection, Dial, HostDial, unverified_context, verified_context
 from tsd.transport.h2 import Http2Client, Http2Response, StreamLost
 from tsd.transport.http import HttpResponse, exchange, upgrade
@@ -239,7 +239,7 @@ class ControlClient:
     def _verdict(self, errors: Mapping[str, ControlError]) -> ControlError:
         """The failure of the way that the URL names."""
         own, other = ("tls", "plain") if self.server.scheme == "https" else ("plain", "tls")
-        if any(str(error) == HANDSHAKE_REFUSED for error in errors.values()):
+        if any(isinstance(error, HandshakeRefused) for error in errors.values()):
             self.forget_key()
         return errors.get(own) or errors[other]
 
@@ -275,7 +275,7 @@ class ControlClient:
         try:
             keys = handshake.finish(frame)
         except ProtocolError as err:
-            raise ControlError(f"{err} (Noise)") from None
+            raise HandshakeRefused(f"{err} (Noise)") from None
         log.debug(fields("control connection up", host=self.server.host, server_key=key.short()))
         return NoiseStream(*connection, keys, leftover=leftover, expects_early_payload=True)
 
@@ -318,7 +318,7 @@ async def _read_response(connection: Connection, leftover: bytes) -> tuple[bytes
             except OSError:
                 chunk = b""
             if not chunk:
-                raise ControlError(HANDSHAKE_REFUSED)
+                raise HandshakeRefused
             buffer.extend(chunk)
 
     await fill(3)

@@ -7,10 +7,18 @@ from tsd.base.errors import ControlError
 from tsd.transport.http import HttpResponse, UpgradeAnswer
 from tsd.ts2021.constants import UPGRADE_PROTOCOL
 
-HANDSHAKE_REFUSED = (
+_NO_REASON = (
     "the server refused the Noise handshake without giving a reason: its key may have changed, or it does not accept"
     " this version (Noise)"
 )
+
+
+class HandshakeRefused(ControlError):
+    """The server's key may have changed."""
+
+    def __init__(self, text: str = _NO_REASON) -> None:
+        super().__init__(text)
+
 
 _STATUS_TEXTS = {
     400: "400 Bad Request: a proxy in front of it probably strips the Upgrade header",

@@ -70,6 +70,10 @@ class NetLab:
     def address(self, name: str) -> str:
         return f"{self.network}.{self._hosts[name]}"
 
+    def number(self, name: str) -> int:
+        """Last part of its addresses; the hub's interface to it is `p<number>`."""
+        return self._hosts[name]
+
     def start(self, name: str, words: Sequence[str], log: Path, environ: Mapping[str, str] | None = None) -> Process:
         """Run a program in a namespace; it is ended by `close` at the latest."""
         process = Process(name, words, log, environ)

@@ -60,8 +60,11 @@ class Node:
 
     def start(self) -> Node:
         self.launch()
-        wait_for(self._is_up, 60, f"{self.name}'s socket")
+        self.wait_until_up()
         return self
+
+    def wait_until_up(self) -> None:
+        wait_for(self._is_up, 60, f"{self.name}'s socket")
 
     def _is_up(self) -> bool:
         if self.process is not None and not self.process.is_running:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -179,3 +180,7 @@ class Endpoint:
         if not self.methods or call.method in self.methods:
             return None
         return text(*self.wrong_method)
+
+
+write_by_post = partial(Endpoint, needs_write=True, methods=("POST",))
+read_by_writer = partial(Endpoint, needs_write=True, methods=("GET",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 
-from tsd.localapi.call import Call, Endpoint, Response, compact, text
+from tsd.localapi.call import Call, Endpoint, Response, compact, read_by_writer, text, write_by_post
 from tsd.localapi.connection import ClientGone
 
 COMPONENTS = ("magicsock", "sockstats", "syspolicy")
@@ -73,28 +73,11 @@ async def set_expiry_sooner(call: Call) -> Response:
 _DEBUG_DENIED = "debug access denied"
 
 ENDPOINTS = (
-    Endpoint(
-        "debug", debug, needs_write=True, denied=_DEBUG_DENIED, methods=("POST",), wrong_method=(405, "POST required")
-    ),
-    Endpoint(
-        "logtap",
-        logtap,
-        needs_write=True,
-        denied="logtap access denied",
-        methods=("GET",),
-        wrong_method=(405, "GET only"),
-    ),
+    write_by_post("debug", debug, denied=_DEBUG_DENIED, wrong_method=(405, "POST required")),
+    read_by_writer("logtap", logtap, denied="logtap access denied", wrong_method=(405, "GET only")),
     Endpoint("goroutines", goroutines, needs_write=True, denied="goroutine dump access denied"),
     Endpoint("component-debug-logging", component_debug_logging, needs_write=True, denied=_DEBUG_DENIED),
     Endpoint("debug-optional-features", optional_features),
-    Endpoint(
-        "disconnect-control", disconnect_control, needs_write=True, methods=("POST",), wrong_method=(405, "use POST")
-    ),
-    Endpoint(
-        "set-expiry-sooner",
-        set_expiry_sooner,
-        needs_write=True,
-        methods=("POST",),
-        wrong_method=(405, "POST required"),
-    ),
+    write_by_post("disconnect-control", disconnect_control, wrong_method=(405, "use POST")),
+    write_by_post("set-expiry-sooner", set_expiry_sooner, wrong_method=(405, "POST required")),
 )

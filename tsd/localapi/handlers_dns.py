@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from tsd.localapi.call import Call, Endpoint, Response, compact, pretty, text
+from tsd.localapi.call import Call, Endpoint, Response, compact, pretty, read_by_writer, text
 from tsd.localapi.schema import DNS_QUERY_TYPES
 
 
@@ -31,20 +31,13 @@ async def dns_query(call: Call) -> Response:
 
 ENDPOINTS = (
     Endpoint("dns-config", dns_config),
-    Endpoint(
-        "dns-osconfig",
-        dns_os_config,
-        needs_write=True,
-        denied="dns-osconfig dump access denied",
-        methods=("GET",),
-        wrong_method=(405, "only GET allowed"),
+    read_by_writer(
+        "dns-osconfig", dns_os_config, denied="dns-osconfig dump access denied", wrong_method=(405, "only GET allowed")
     ),
-    Endpoint(
+    read_by_writer(
         "dns-query",
         dns_query,
-        needs_write=True,
         denied="dns-query access denied",
-        methods=("GET",),
         wrong_method=(405, "only GET allowed"),
         method_first=True,
     ),

@@ -10,7 +10,7 @@ import binascii
 
 from tsd.localapi import schema
 from tsd.localapi.backend import ApiError, Json, PrefsError
-from tsd.localapi.call import JSON, Call, Endpoint, Response, compact, empty, json_error, pretty, text
+from tsd.localapi.call import JSON, Call, Endpoint, Response, compact, empty, json_error, pretty, text, write_by_post
 
 _PREF_NAMES = (*schema.default_prefs(), *schema.OPTIONAL_PREFS)
 _CANONICAL = {
@@ -129,47 +129,16 @@ async def shutdown(call: Call) -> Response:
 
 ENDPOINTS = (
     Endpoint("prefs", prefs),
-    Endpoint("check-prefs", check_prefs, needs_write=True, denied="checkprefs access denied", methods=("POST",)),
-    Endpoint("start", start, needs_write=True, methods=("POST",), wrong_method=(400, "want POST")),
-    Endpoint(
-        "login-interactive",
-        login_interactive,
-        needs_write=True,
-        denied="login access denied",
-        methods=("POST",),
-        wrong_method=(400, "want POST"),
+    write_by_post("check-prefs", check_prefs, denied="checkprefs access denied"),
+    write_by_post("start", start, wrong_method=(400, "want POST")),
+    write_by_post(
+        "login-interactive", login_interactive, denied="login access denied", wrong_method=(400, "want POST")
     ),
-    Endpoint(
-        "logout",
-        logout,
-        needs_write=True,
-        denied="logout access denied",
-        methods=("POST",),
-        wrong_method=(400, "want POST"),
+    write_by_post("logout", logout, denied="logout access denied", wrong_method=(400, "want POST")),
+    write_by_post("reset-auth", reset_auth, denied="reset-auth modify access denied", wrong_method=(405, "use POST")),
+    write_by_post(
+        "set-use-exit-node-enabled", set_use_exit_node_enabled, wrong_method=(405, "use POST"), method_first=True
     ),
-    Endpoint(
-        "reset-auth",
-        reset_auth,
-        needs_write=True,
-        denied="reset-auth modify access denied",
-        methods=("POST",),
-        wrong_method=(405, "use POST"),
-    ),
-    Endpoint(
-        "set-use-exit-node-enabled",
-        set_use_exit_node_enabled,
-        needs_write=True,
-        methods=("POST",),
-        wrong_method=(405, "use POST"),
-        method_first=True,
-    ),
-    Endpoint("reload-config", reload_config, needs_write=True, methods=("POST",), wrong_method=(405, "use POST")),
-    Endpoint(
-        "shutdown",
-        shutdown,
-        needs_write=True,
-        methods=("POST",),
-        wrong_method=(405, "only POST allowed"),
-        method_first=True,
-    ),
+    write_by_post("reload-config", reload_config, wrong_method=(405, "use POST")),
+    write_by_post("shutdown", shutdown, wrong_method=(405, "only POST allowed"), method_first=True),
 )

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from tsd.base.addr import IPAddress, IPPrefix, parse_ip
+from tsd.base.addr import IPAddress, parse_ip
 from tsd.base.errors import DecodeError
-from tsd.dataplane.pump import Activity, Core, Opened, OpenResult, Sealed, SealResult
+from tsd.dataplane.pump import Core, Opened, OpenResult, Sealed, SealResult
 from tsd.hull import Frame
 from tsd.packet.rewrite import with_destination, with_source
 from tsd.tailcfg.node import Node
@@ -43,6 +43,9 @@ class MasqueradingCore:
         self.seal: Callable[[Sequence[Frame], float], SealResult] = core.seal
         self.seal_to: Callable[[int, Sequence[bytes], float], list[Sealed]] = core.seal_to
         self.open: Callable[[bytes | bytearray | memoryview, int, float], OpenResult] = core.open
+        self.add_peer, self.remove_peer, self.drop_sessions = core.add_peer, core.remove_peer, core.drop_sessions
+        self.set_allowed_ips, self.route = core.set_allowed_ips, core.route
+        self.install_session, self.activity = core.install_session, core.activity
 
     def set_aliases(self, own: Sequence[IPAddress], aliases: Mapping[int, Aliases]) -> None:
         """Replace everything: our own addresses, and what each peer (by handle) calls us."""
@@ -102,36 +105,6 @@ class MasqueradingCore:
     @property
     def drops(self) -> Mapping[str, int]:
         return self._core.drops
-
-    def add_peer(self, peer: int) -> None:
-        self._core.add_peer(peer)
-
-    def remove_peer(self, peer: int) -> None:
-        self._core.remove_peer(peer)
-
-    def set_allowed_ips(self, peer: int, prefixes: Sequence[IPPrefix | bytes]) -> None:
-        self._core.set_allowed_ips(peer, prefixes)
-
-    def route(self, address: bytes) -> int | None:
-        return self._core.route(address)
-
-    def install_session(
-        self,
-        peer: int,
-        local_index: int,
-        remote_index: int,
-        send_key: bytes,
-        receive_key: bytes,
-        is_initiator: bool,
-        now: float,
-    ) -> None:
-        self._core.install_session(peer, local_index, remote_index, send_key, receive_key, is_initiator, now)
-
-    def drop_sessions(self, peer: int) -> None:
-        self._core.drop_sessions(peer)
-
-    def activity(self, peer: int) -> Activity:
-        return self._core.activity(peer)
 
 
 def _source(packet: bytes | bytearray | memoryview) -> bytes:

@@ -235,7 +235,7 @@ def answers(lab: NetLab, one: Contender) -> bool:
 
 @contextmanager
 def running(options: argparse.Namespace) -> Iterator[tuple[NetLab, list[Contender]]]:
-    with tempfile.TemporaryDirectory(prefix="tsdQ") as folder, NetLab("tsdQ", "10.78.0") as lab:
+    with tempfile.TemporaryDirectory(prefix="tsdP") as folder, NetLab("tsdQ", "10.78.0") as lab:
         bed = Bed(lab, Path(folder), options)
         contenders = [built for name in options.contenders if (built := bed.build(name)) is not None]
         for one in contenders:

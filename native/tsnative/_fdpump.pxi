@@ -53,8 +53,19 @@ cdef extern from "fdpump.h" nogil:
     void fdpump_watch_icmp(fdpump *p, int on)
     void fdpump_forget_peer(fdpump *p, int64_t peer)
 
+cdef extern from "mss.h" nogil:
+    int mss_clamp(uint8_t *packet, uint32_t bytes, uint32_t mtu_bytes)
+
 cdef tuple _UP_KINDS = (None, *UpKind)
 _SOURCES_KEPT = 4096
+
+
+def clamp_mss(bytes packet not None, uint32_t mtu_bytes):
+    """As `tsd.packet.mss.clamped`; what the threads do to every SYN."""
+    cdef bytearray changed = bytearray(packet)
+    cdef uint8_t *at = <uint8_t *>changed
+    mss_clamp(at, <uint32_t>len(changed), mtu_bytes)
+    return bytes(changed)
 
 
 cdef class FdPump:

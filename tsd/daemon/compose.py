@@ -183,7 +183,7 @@ class DaemonService:
             hull=hull,
             clock=clock,
             entropy=system_entropy,
-            new_core=tsnative.load,
+            new_core=partial(tsnative.load, settings.mtu_bytes),
             new_pump=tsnative.load_pump,
             open_udp=host_udp(protect),
             derp=derp_options,
@@ -224,13 +224,16 @@ class DaemonService:
                 self._state.store,
                 settings.undo_folder,
                 links=LinkWatcher(device, assume_up=is_up),
+                mtu_bytes=settings.mtu_bytes,
                 netfilter_kind=settings.knob("TS_DEBUG_FIREWALL_MODE"),
                 offload=settings.knob_on("TSD_TUN_OFFLOAD", default=True),
             )
 
         if sys.platform.startswith("linux"):
             undo_leftovers(settings.undo_folder, stays_closed=True)
-        userspace = partial(build_userspace_hull, self._state.store, links=LinkWatcher(assume_up=is_up))
+        userspace = partial(
+            build_userspace_hull, self._state.store, links=LinkWatcher(assume_up=is_up), mtu_bytes=settings.mtu_bytes
+        )
         hull = choose_hull(settings.tun, kernel, userspace)
         if sys.platform.startswith("linux") and not isinstance(hull, LinuxHull):
             undo_leftovers(settings.undo_folder)

@@ -19,6 +19,8 @@ from tsd.daemon.config import ConfigFile, load_config
 
 MEMORY_STATE = "mem:"
 USERSPACE_TUN = "userspace-networking"
+MTU_BYTES, MOST_MTU_BYTES = 1280, 9000
+"""The smallest that IPv6 allows is what every path of the internet can carry inside WireGuard and IPv6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Settings:
     socket: str = ""
     port: int = 0
     """UDP port; 0 = 41641 if it is free, else any."""
+    mtu_bytes: int = MTU_BYTES
+    """Of the network device, and of the netstack."""
     socks5_server: str = ""
     http_proxy: str = ""
     verbose: int = 0
@@ -97,6 +101,7 @@ _FLAGS = (
     _Flag("statedir", "folder for the state file, certificates and received files"),
     _Flag("socket", "path of the LocalAPI's Unix socket"),
     _Flag("port", "UDP port for WireGuard; 0 = 41641 if free, else any"),
+    _Flag("mtu", f"largest packet inside the tunnel, {MTU_BYTES} to {MOST_MTU_BYTES}; the path needs 80 more"),
     _Flag("socks5-server", "[address]:port to serve SOCKS5 on"),
     _Flag("outbound-http-proxy-listen", "[address]:port to serve an HTTP proxy on; may equal --socks5-server"),
     _Flag("verbose", "0 = changes users see, 1 = details, 2 = every packet"),
@@ -139,6 +144,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None, *, compat: 
         state_dir=state_dir,
         socket=given.get("socket") or _default_socket(environment, names, state_dir),
         port=_port(given.get("port") or environment.get("PORT") or "0"),
+        mtu_bytes=_mtu(given.get("mtu") or environment.get("TS_DEBUG_MTU") or str(MTU_BYTES)),
         socks5_server=_listen(given, "socks5-server"),
         http_proxy=_listen(given, "outbound-http-proxy-listen"),
         verbose=_number("verbose", given.get("verbose") or environment.get("TS_LOG_VERBOSITY") or "0"),
@@ -209,6 +215,13 @@ def _port(text: str) -> int:
     if port > 65535:
         raise ConfigError(f"invalid value {text!r} for -port: want 0 to 65535")
     return port
+
+
+def _mtu(text: str) -> int:
+    mtu_bytes = _number("mtu", text)
+    if not MTU_BYTES <= mtu_bytes <= MOST_MTU_BYTES:
+        raise ConfigError(f"invalid value {text!r} for -mtu: want {MTU_BYTES} to {MOST_MTU_BYTES}")
+    return mtu_bytes
 
 
 def _listen(given: Mapping[str, str], name: str) -> str:

@@ -20,6 +20,7 @@ from tsd.base.errors import HullError
 from tsd.base.log import DropCounter, fields
 from tsd.dataplane.segments import split
 from tsd.hull import Frame
+from tsd.packet.mss import clamped
 from tsplatform.linux import vnet
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class KernelTun:
             return
         for packet, segment_bytes in frames:
             if not segment_bytes:
-                self._write(vnet.PLAIN, packet)
+                self._write(vnet.PLAIN, clamped(packet, self.mtu_bytes))
                 continue
             header = vnet.header_for(packet, segment_bytes) if self.has_gso else None
             if header is None or not self._write(header, packet):
@@ -160,7 +161,11 @@ class KernelTun:
         if found is None:
             self.drops.add("bad_offload")
             return
-        frames += [frame for frame in found if not self.divert(frame)]
+        frames += [
+            frame if frame.segment_bytes else Frame(clamped(frame.packet, self.mtu_bytes))
+            for frame in found
+            if not self.divert(frame)
+        ]
 
     def _read_failed(self, err: OSError) -> None:
         """EBADFD: the interface was deleted. Reading on would spin."""

@@ -32,6 +32,15 @@ def test_the_argv_of_the_field_is_understood(tmp_path: Path) -> None:
     assert parse(argv, {}).state == str(tmp_path / "tsd.state")
 
 
+def test_mtu_from_flag_and_knob() -> None:
+    assert parse([], {}).mtu_bytes == 1280
+    assert parse(["--mtu=1400"], {"TS_DEBUG_MTU": "1300"}).mtu_bytes == 1400
+    assert parse([], {"TS_DEBUG_MTU": "1300"}).mtu_bytes == 1300
+    for wrong in ("1279", "9001", "big", "-1"):
+        with pytest.raises(ConfigError, match="mtu"):
+            parse([f"--mtu={wrong}"], {})
+
+
 @pytest.mark.parametrize("word", ["-port=7", "--port=7"])
 def test_one_dash_or_two_and_values_apart(word: str) -> None:
     assert parse([word], {}).port == 7

@@ -165,6 +165,8 @@ class FastPath:
 
     def count_traffic(self) -> None:
         """What the threads moved since the last call goes into the counters of the path's traffic."""
+        if self._loop is None:
+            return
         before, self._counted = self._counted, self.counters
         traffic = self._datapath.traffic
         for family, kind in ((4, traffic.direct_ipv4), (6, traffic.direct_ipv6)):

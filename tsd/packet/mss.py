@@ -21,9 +21,9 @@ def clamped(packet: bytes | bytearray | memoryview, mtu_bytes: int) -> bytes | b
     if not at or most <= 0 or int.from_bytes(packet[at : at + 2], "big") <= most:
         return packet
     changed = bytearray(packet)
-    before = changed[at : at + 2]
-    changed[at : at + 2] = most.to_bytes(2, "big")
-    _mend(changed, ip_bytes + 16, before, changed[at : at + 2], is_odd=bool((at - ip_bytes) & 1))
+    before, after = bytes(changed[at : at + 2]), most.to_bytes(2, "big")
+    changed[at : at + 2] = after
+    _mend(changed, ip_bytes + 16, before, after, is_odd=bool((at - ip_bytes) & 1))
     return changed
 
 

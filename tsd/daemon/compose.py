@@ -86,6 +86,7 @@ class DaemonService:
 
     async def start(self) -> None:
         settings = self._settings
+        tsnative.load()  # a bad TSD_PUMP or TSD_AEAD is told now, not at the first login
         if self._state.listener is not None:
             await self._api.adopt(self._state.listener.sock)
         else:

@@ -14,7 +14,7 @@ import os
 import warnings
 from types import ModuleType
 
-from tsd.base.errors import TsdError
+from tsd.base.errors import ConfigError, TsdError
 from tsd.dataplane.fdpump import FdPump
 from tsd.dataplane.pump import Core
 
@@ -44,13 +44,13 @@ def _choose() -> tuple[str, str]:
     """("native" or "python", reason for python)."""
     pump = os.environ.get("TSD_PUMP", "")
     if pump not in ("", "native", "threads", "batch", "python"):
-        raise TsdError(f"TSD_PUMP={pump}: want threads, batch or python")
+        raise ConfigError(f"TSD_PUMP={pump}: want threads, batch or python")
     if pump == "python":
         return "python", "TSD_PUMP=python"
     if os.environ.get("TSD_AEAD") == "library":
         return "python", "TSD_AEAD=library"
     if native is None and pump:
-        raise TsdError(f"TSD_PUMP={pump}, but the native pump is {_why_not}")
+        raise ConfigError(f"TSD_PUMP={pump}, but the native pump is {_why_not}")
     return ("native", "") if native is not None else ("python", _why_not)
 
 
@@ -67,7 +67,7 @@ def load(mtu_bytes: int = 1280) -> Core:
         try:
             core: Core = native.NativeCore(mtu_bytes, os.environ.get("TSD_AEAD", ""))
         except RuntimeError as err:
-            raise TsdError(f"native pump: {err}") from None
+            raise ConfigError(f"native pump: {err}") from None
         return core
     from tsd.dataplane.reference import ReferenceCore
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tsnative
 
 from harness.coordproc import CoordProcess
 from harness.loopback import ROOT, Daemon, Done, clean_environ, wait_until
@@ -340,3 +341,15 @@ def test_the_daemon_takes_all_the_descriptors_it_may_have(daemon: Daemon) -> Non
     line = next(line for line in limits.read_text().splitlines() if line.startswith("Max open files"))
     soft, hard = line.split()[3:5]
     assert soft == hard
+
+
+@pytest.mark.parametrize("variable", ["TSD_PUMP", "TSD_AEAD", "TSD_LOOP"])
+def test_a_bad_choice_in_the_environment_is_told_at_the_start(
+    daemon: Daemon, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when the first login has already made a node of this machine."""
+    if variable == "TSD_AEAD" and tsnative.native is None:
+        pytest.skip("the compiled pump is not built")
+    monkeypatch.setenv(variable, "nonsense")
+    done = daemon.run_once()
+    assert done.returncode == 2 and "nonsense" in done.stderr.splitlines()[-1]

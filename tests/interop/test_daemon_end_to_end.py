@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tsnative
 
+import tsnative
 from harness.coordproc import CoordProcess
 from harness.loopback import ROOT, Daemon, Done, clean_environ, wait_until
 

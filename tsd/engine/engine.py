@@ -114,8 +114,8 @@ class Engine:
         self.profiles.on_delete = self.recollection.forget
         self.tailnet = Tailnet(self)
         self.tailnet.on_told = self.recollection.note
-        self.account.now_ns = self.tailnet.now_ns
-        self.expiry = KeyExpiry(self.tailnet.now_ns, self.tailnet.nodes, self._on_expiry)
+        self.account.now_ns = self.tailnet.keys.now_ns
+        self.expiry = KeyExpiry(self.tailnet.keys.now_ns, self.tailnet.nodes, self._on_expiry)
         self.dialer = Dialer(options.hull.net, self, options.hull.underlay.protect)
         self.resolver = Resolver(self.dialer, options.hull.dns.base_resolvers, self._dns_surroundings())
         self.resolver.forwarder.on_failing = self._on_dns_failing
@@ -318,7 +318,7 @@ class Engine:
         plane.datapath.intercept = self.pings.intercept
         plane.make_probe = self.pings.probe
         plane.wireguard.priority_message = self.tailnet.priority_message
-        plane.paths_of = self.tailnet.paths_of
+        plane.paths_of = self.tailnet.members.paths_of
         plane.attach(self._hull.tun)
         self.pings.on_icmp_waiting = plane.watch_icmp
         self.reach.set_plane(plane)
@@ -403,7 +403,7 @@ class Engine:
 
     def _on_expiry(self) -> None:
         self.account.update_state()
-        self.tailnet.expire_peers()
+        self.tailnet.members.expire()
 
     def _on_store_trouble(self, err: TsdError) -> None:
         self.health.set("state-store-write", error=err)
@@ -429,7 +429,7 @@ class Engine:
         return self.tailnet.names_of_us()
 
     def is_expired(self, peer: Peer) -> bool:
-        return peer.node.is_expired(self.tailnet.now_ns())
+        return peer.node.is_expired(self.tailnet.keys.now_ns())
 
     def derp_code(self, region: int) -> str:
         found = self.reach.derp_map.region(region)
@@ -452,7 +452,7 @@ class Engine:
         return self.peerapi.ports.get(ip, 0)
 
     def learn_disco_key(self, handle: int, disco_key: DiscoPublic) -> None:
-        self.tailnet.learn_disco_key(handle, disco_key)
+        self.tailnet.members.learn_disco_key(handle, disco_key)
 
     def tailnet_addresses(self, name: str) -> list[IPAddress]:
         return self.resolver.lookup(name)

@@ -7,32 +7,29 @@ routing and names, then the watchers of the bus. A step that fails becomes a hea
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tsd.base.addr import AddrPort, IPAddress, parse_ip
-from tsd.base.errors import DecodeError, HullError
-from tsd.base.keys import DiscoPublic
+from tsd.base.addr import IPAddress, parse_ip
+from tsd.base.errors import HullError
 from tsd.base.log import fields
+from tsd.engine.account.expiry import KeyTime
 from tsd.engine.account.prefs import UserProfile
 from tsd.engine.account.profiles import NetworkProfile
 from tsd.engine.jobs import Jobs, Steps
-from tsd.engine.path.masquerade import Aliases, aliases_of
+from tsd.engine.members import LARGE_CHANGE, SLICE_PEERS, Members
+from tsd.engine.packetrules import PacketRules
 from tsd.engine.peerapi import Caller
-from tsd.engine.peers import Peer, PeerTable, node_addresses
+from tsd.engine.peers import Peer, node_addresses
 from tsd.engine.report.goshape import display_messages
 from tsd.engine.report.status import go_node
 from tsd.engine.wishes import Wishes
-from tsd.filter.filter import PacketFilter
-from tsd.filter.rules import matches_from_rules
-from tsd.magicsock.types import PeerPaths
 from tsd.netmap.netmap import Diff, Netmap, apply
 from tsd.packet import tsmp
 from tsd.routes.planner import Planner
-from tsd.routes.rules import AllowedIp, Plan
+from tsd.routes.rules import Plan
 from tsd.tailcfg.mapresponse import MapResponse
 from tsd.tailcfg.node import Node
-from tsd.tailcfg.wire import time_ns, time_text
 
 if TYPE_CHECKING:
     from tsd.engine.engine import Engine
@@ -40,13 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DNS_PORT = 53
-NO_DISCO = str(DiscoPublic.zero())
-LARGE_CHANGE = 300
-"""More changed peers than this are worked in piece by piece, so that packets are not kept waiting."""
-SLICE_PEERS = 25
-SKEW_WORTH_MINDING_NS = 60 * 10**9
-CONTROL_TIME_FLOOR_NS = 1_673_373_066 * 10**9
-"""A server that says an earlier time is the one that is wrong (tailscale: ipn/ipnlocal/expiry.go)."""
 
 
 class Tailnet:
@@ -55,35 +45,18 @@ class Tailnet:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.netmap: Netmap | None = None
-        self._control_time: tuple[int, float] | None = None
-        self.peers = PeerTable()
+        self.keys = KeyTime(engine.options.clock)
+        self._planner = Planner()
+        self.members = Members(self.keys, lambda: engine.plane, lambda node_id: self._planner.allowed_ips(node_id))
+        self.peers = self.members.peers
+        self.rules = PacketRules(engine, self.members)
         self.plan = Plan()
         self.own_addresses: tuple[IPAddress, ...] = ()
-        self.filter = PacketFilter((), ())
-        self.filter.own_disco_key = engine.disco_private.public().raw
-        self.jailed_filter = PacketFilter((), ())
-        self._advertised_disco: dict[int, DiscoPublic] = {}
-        self._jailed: dict[int, None] = {}
-        self._aliases: dict[int, Aliases] = {}
-        self._planner = Planner()
         self.wishes = Wishes(engine)
         self.on_told: Callable[[Diff], None] = lambda diff: None
-        self._soon_ns, self._soon = 0, ""
         self._jobs = Jobs(engine.options.clock, engine.spawn)
 
     # --- reading
-
-    def now_ns(self) -> int:
-        """Wall time by which keys expire: ours, or the server's when the two differ by more than a minute.
-
-        Kept as a point on the clock that only goes forward: ours may be set right while we run.
-        """
-        wall_ns = self._engine.options.clock.wall_ns()
-        if self._control_time is None:
-            return wall_ns
-        told_ns, told_at = self._control_time
-        control_ns = told_ns + int((self._engine.options.clock.now() - told_at) * 1e9)
-        return control_ns if abs(control_ns - wall_ns) > SKEW_WORTH_MINDING_NS else wall_ns
 
     @property
     def wants_own_dns(self) -> bool:
@@ -143,7 +116,7 @@ class Tailnet:
         user = self.user_of(peer.node)
         is_same_user = peer.node.user == own.user and not peer.node.tags and not own.tags
         any_address = parse_ip("0.0.0.0") if source.version == 4 else parse_ip("2000::")
-        may_use_dns = is_same_user or self.filter.check(source, any_address, DNS_PORT)
+        may_use_dns = is_same_user or self.rules.filter.check(source, any_address, DNS_PORT)
         login = user.login_name if user is not None else ""
         return Caller(peer.node.name.rstrip("."), login, is_same_user, may_use_dns)
 
@@ -161,7 +134,7 @@ class Tailnet:
 
     def names_of_us(self) -> list[IPAddress]:
         """Addresses under which peers reach us: our own, and those that only some peers know."""
-        return [*self.own_addresses, *(ip for named in self._aliases.values() for ip in named)]
+        return [*self.own_addresses, *(ip for named in self.members.aliases.values() for ip in named)]
 
     # --- changing
 
@@ -177,7 +150,7 @@ class Tailnet:
         self._jobs.submit(self._apply(message, is_first=True, is_recalled=True))
 
     def _apply(self, message: MapResponse, is_first: bool, is_recalled: bool = False) -> Steps:
-        self._note_time(message.control_time)
+        self.keys.note(message.control_time)
         if message.keep_alive and message.node is None:
             return
         wall_ns = self._engine.options.clock.wall_ns()
@@ -197,9 +170,9 @@ class Tailnet:
             yield from self._plan_anew()
         elif needs_plan:
             self._planner.update(new, diff)
-        yield from self._apply_peers(new, diff)
+        yield from self.members.apply(new, diff)
         if is_other_exit:
-            yield from self._place_all()
+            yield from self.members.place_all()
         if diff.self_node or old is None:
             self._apply_self(new)
         if diff.derp_map and new.derp_map is not None:
@@ -207,9 +180,9 @@ class Tailnet:
         if needs_plan:
             self._apply_plan()
         if diff.filters or diff.self_node or old is None:
-            self._apply_filter()
+            self._apply_rules()
         elif needs_plan:
-            self._apply_treatment()
+            self.rules.apply_treatment(self.own_addresses)
         if diff.health:
             self._engine.health.set_control_messages(display_messages(new))
         yield from self._tell(new, diff, is_full)
@@ -217,11 +190,6 @@ class Tailnet:
         self._engine.account.update_state()
         if self._engine.plane is not None:
             self._engine.plane.driver.kick()
-
-    def _note_time(self, control_time: str | None) -> None:
-        control_ns = time_ns(control_time)
-        if control_ns is not None and control_ns > CONTROL_TIME_FLOOR_NS:
-            self._control_time = (control_ns, self._engine.options.clock.now())
 
     def _plan_anew(self) -> Steps:
         assert self.netmap is not None
@@ -238,20 +206,18 @@ class Tailnet:
 
     def _change_wishes(self) -> Steps:
         yield from self._plan_anew()
-        yield from self._place_all()
+        yield from self.members.place_all()
         self._apply_plan()
-        self._apply_filter()
+        self._apply_rules()
 
     def clear(self) -> None:
         """Another identity: nothing of this tailnet is true any more."""
         self.unplug()
         self._jobs.clear()
-        self.netmap = self._control_time = None
-        self.peers.clear()
+        self.netmap = None
+        self.keys.forget()
+        self.members.clear()
         self.own_addresses = ()
-        self._advertised_disco.clear()
-        self._jailed.clear()
-        self._aliases.clear()
         self._planner = Planner()
         self.plan = Plan()
 
@@ -267,134 +233,10 @@ class Tailnet:
     def _refill(self) -> Steps:
         if self._engine.plane is None or self.netmap is None:
             return
-        yield from self._place_all()
+        yield from self.members.place_all()
         self._apply_self(self.netmap)
         self._apply_plan()
-        self._apply_filter()
-
-    def _place_all(self) -> Steps:
-        is_large = len(self.peers) > LARGE_CHANGE
-        for count, peer in enumerate(list(self.peers), 1):
-            self._place(peer)
-            if is_large and count % SLICE_PEERS == 0:
-                yield
-
-    def expire_peers(self) -> None:
-        """The clock passed a key's end: such peers are unreachable from now on."""
-        for peer in self.peers:
-            if peer.node.is_expired(self.now_ns()):
-                self._place(peer)
-                if self._engine.plane is not None:
-                    self._engine.plane.core.drop_sessions(peer.handle)
-
-    def learn_disco_key(self, handle: int, disco_key: DiscoPublic) -> None:
-        """A peer told its disco key inside its session; the netmap may lag behind."""
-        peer = self.peers.by_handle(handle)
-        if peer is None or disco_key.is_zero:
-            return
-        self._advertised_disco[handle] = disco_key
-        if self._engine.plane is not None:
-            self._engine.plane.set_peer(peer)
-
-    # --- peers
-
-    def _apply_peers(self, new: Netmap, diff: Diff) -> Steps:
-        for node_id in diff.removed:
-            gone = self.peers.remove(node_id)
-            if gone is not None:
-                self._forget(gone)
-        is_large = len(diff.upserted) > LARGE_CHANGE
-        for count, node_id in enumerate(diff.upserted, 1):
-            node = new.peers.get(node_id)
-            if node is not None:
-                self._upsert(node)
-            if is_large and count % SLICE_PEERS == 0:
-                yield
-
-    def _upsert(self, node: Node) -> None:
-        own = self.netmap.self_node if self.netmap is not None else None
-        if own is not None and (node.id == own.id or node.key == own.key):
-            log.warning(fields("the server lists this node among its peers; left out", peer=node.name))
-            return
-        before = self.peers.by_id(node.id)
-        old_disco = before.node.disco_key if before is not None else None
-        try:
-            peer, replaced = self.peers.upsert(node)
-        except DecodeError as err:
-            log.warning(fields("peer left out", peer=node.name, reason=err))
-            return
-        if replaced is not None:
-            self._forget(replaced)
-        if old_disco and node.disco_key and old_disco not in (node.disco_key, NO_DISCO):
-            self._note_restart(peer, node.disco)
-        self._note_treatment(peer)
-        self._place(peer)
-
-    def _note_restart(self, peer: Peer, new_disco: DiscoPublic | None) -> None:
-        """A new disco key is a new process, unless the peer told us itself, inside a session of now."""
-        if new_disco is not None:
-            if self._engine.plane is not None and self._advertised_disco.get(peer.handle) != new_disco:
-                self._engine.plane.restart_session(peer)
-            self._advertised_disco.pop(peer.handle, None)
-
-    def _note_treatment(self, peer: Peer) -> None:
-        """Few peers are jailed or know us by another address; those are kept apart."""
-        self._jailed.pop(peer.handle, None)
-        self._aliases.pop(peer.handle, None)
-        if peer.node.is_jailed:
-            self._jailed[peer.handle] = None
-        named = aliases_of(peer.node)
-        if named:
-            self._aliases[peer.handle] = named
-
-    def _place(self, peer: Peer) -> None:
-        plane = self._engine.plane
-        if plane is not None:
-            plane.set_peer(peer)
-            plane.core.set_allowed_ips(peer.handle, self._allowed(peer))
-
-    def _forget(self, peer: Peer) -> None:
-        self._advertised_disco.pop(peer.handle, None)
-        self._jailed.pop(peer.handle, None)
-        self._aliases.pop(peer.handle, None)
-        if self._engine.plane is not None:
-            self._engine.plane.remove_peer(peer)
-
-    def _allowed(self, peer: Peer) -> Sequence[AllowedIp]:
-        return () if self._is_expired(peer.node) else self._planner.allowed_ips(peer.node.id)
-
-    def _is_expired(self, node: Node) -> bool:
-        """Asked for thousands of nodes at a time: texts of times are compared, and read only when they are close."""
-        if node.key_expiry is None or (node.key_expiry > self._soon_text() and node.key_expiry.endswith("Z")):
-            return node.expired
-        return node.is_expired(self.now_ns())
-
-    def _soon_text(self) -> str:
-        """A time that is surely not in the past yet, in the form of the map."""
-        now_ns = self.now_ns()
-        if not 0 < self._soon_ns - now_ns < 120 * 10**9:
-            self._soon_ns = now_ns + 60 * 10**9
-            self._soon = time_text(self._soon_ns)
-        return self._soon
-
-    def paths_of(self, peer: Peer) -> PeerPaths:
-        node = peer.node
-        endpoints = []
-        for text in node.endpoints or ():
-            try:
-                endpoints.append(AddrPort.parse(text))
-            except DecodeError:
-                continue
-        is_expired = self._is_expired(node)
-        return PeerPaths(
-            node_key=peer.node_key,
-            disco_key=self._advertised_disco.get(peer.handle) or node.disco,
-            endpoints=() if is_expired else tuple(endpoints),
-            home_derp=0 if is_expired else node.home_region,
-            capver=node.cap,
-            is_wireguard_only=node.is_wireguard_only,
-            addresses=peer.addresses,
-        )
+        self._apply_rules()
 
     # --- what follows
 
@@ -434,40 +276,12 @@ class Tailnet:
         before = dict(self._engine.peerapi.ports)
         await self._engine.peerapi.serve(list(self.own_addresses))
         if before != self._engine.peerapi.ports:
-            self._apply_filter()
+            self._apply_rules()
             self._engine.report_self()
 
-    def _apply_filter(self) -> None:
-        if self.netmap is None:
-            return
-        try:
-            matches, mistake = matches_from_rules(self.netmap.filter_rules())
-        except DecodeError as err:
-            matches, mistake = [], str(err)
-        self._engine.health.set_if("invalid-packet-filter", bool(mistake), error=mistake)
-        prefs = self._engine.account.prefs
-        self.filter = self.filter.replace(matches, self.plan.local_prefixes, shields_up=prefs.shields_up)
-        ports = self._engine.peerapi.ports
-        self.filter.peerapi = frozenset((ip.packed, port) for ip, port in ports.items())
-        self.filter.has_capability = self._source_has_capability
-        self.jailed_filter = self.jailed_filter.replace((), self.plan.local_prefixes)
-        plane = self._engine.plane
-        if plane is not None:
-            plane.datapath.filter = self.filter
-            plane.datapath.jailed_filter = self.jailed_filter
-            self._apply_treatment()
-
-    def _apply_treatment(self) -> None:
-        """Who is jailed, and who knows us by another address."""
-        plane = self._engine.plane
-        if plane is not None:
-            plane.core.set_aliases(self.own_addresses, self._aliases)
-            plane.datapath.jailed = frozenset(self._jailed)
-            plane.rules_changed()
-
-    def _source_has_capability(self, source: bytes, capability: str) -> bool:
-        peer = self.peers.by_packed(source)
-        return peer is not None and peer.node.has_cap(capability)
+    def _apply_rules(self) -> None:
+        if self.netmap is not None:
+            self.rules.apply(self.netmap.filter_rules(), self.plan.local_prefixes, self.own_addresses)
 
     def _tell(self, new: Netmap, diff: Diff, is_full: bool) -> Steps:
         """A full map shows our own node even when nothing changed: watchers take it as the sign to look again."""

@@ -127,7 +127,7 @@ class EngineBackend(OptionalBackend):
 
     def _peer_statuses(self) -> Json:
         engine = self._engine
-        wall_ns = engine.tailnet.now_ns()
+        wall_ns = engine.tailnet.keys.now_ns()
         own = engine.account.self_node
         own_user = own.user if own is not None else 0
         can_share = own is not None and own.has_cap(shapes.CAP_FILE_SHARING)
@@ -272,7 +272,7 @@ class EngineBackend(OptionalBackend):
         node, source = found
         profile = netmap.users.get(node.user)
         own = self._engine.own_address_for(source) if source is not None else None
-        caps = self._engine.tailnet.filter.caps(source, own) if source is not None and own is not None else {}
+        caps = self._engine.tailnet.rules.filter.caps(source, own) if source is not None and own is not None else {}
         return {
             "Node": shapes.go_node(node, netmap.magic_suffix),
             "UserProfile": to_go(profile)

@@ -97,7 +97,7 @@ def test_whose_clock_counts(engine: Engine, tailnet: Tailnet, control_time: str,
     start(tailnet, ControlTime=control_time)
     engine.clock.advance(7.0)
     expected = 2_000_000_007 * 10**9 if is_believed else engine.clock.wall_ns()
-    assert tailnet.now_ns() == expected
+    assert tailnet.keys.now_ns() == expected
 
 
 def test_peers_that_need_special_treatment(tailnet: Tailnet) -> None:
@@ -105,10 +105,10 @@ def test_peers_that_need_special_treatment(tailnet: Tailnet) -> None:
     start(tailnet, node(2, IsJailed=True), node(3, SelfNodeV4MasqAddrForThisPeer="100.64.1.1"), node(4))
     jailed, stranger = tailnet.peers.by_id(2), tailnet.peers.by_id(3)
     assert jailed is not None and stranger is not None
-    assert list(tailnet._jailed) == [jailed.handle] and list(tailnet._aliases) == [stranger.handle]
+    assert list(tailnet.members.jailed) == [jailed.handle] and list(tailnet.members.aliases) == [stranger.handle]
     assert tailnet.names_of_us() == [own, parse_ip("100.64.1.1")]
     tailnet.apply(message(PeersChanged=[node(2), node(3)]), False)
-    assert not tailnet._jailed and tailnet.names_of_us() == [own]
+    assert not tailnet.members.jailed and tailnet.names_of_us() == [own]
     tailnet.apply(message(PeersChanged=[node(2, IsJailed=True)]), False)
     tailnet.apply(message(PeersRemoved=[2]), False)
-    assert not tailnet._jailed
+    assert not tailnet.members.jailed

@@ -1,13 +1,61 @@
-"""Keys end by the clock, without a word from control: one timer for the next one of them."""
+"""Keys end by the clock, without a word from control: which time it is for them, and one timer for the next end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
 
+from tsd.base.clock import Clock
 from tsd.tailcfg.node import Node, next_expiry_ns
+from tsd.tailcfg.wire import time_ns, time_text
 
 LONGEST_WAIT_S = 86400.0
+SKEW_WORTH_MINDING_NS = 60 * 10**9
+CONTROL_TIME_FLOOR_NS = 1_673_373_066 * 10**9
+"""A server that says an earlier time is the one that is wrong (tailscale: ipn/ipnlocal/expiry.go)."""
+
+
+class KeyTime:
+    """Wall time by which keys expire: ours, or the server's when the two differ by more than a minute.
+
+    Kept as a point on the clock that only goes forward: ours may be set right while we run.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told: tuple[int, float] | None = None
+        self._soon_ns, self._soon = 0, ""
+
+    def note(self, control_time: str | None) -> None:
+        """What the server says."""
+        control_ns = time_ns(control_time)
+        if control_ns is not None and control_ns > CONTROL_TIME_FLOOR_NS:
+            self._told = (control_ns, self._clock.now())
+
+    def forget(self) -> None:
+        self._told = None
+
+    def now_ns(self) -> int:
+        wall_ns = self._clock.wall_ns()
+        if self._told is None:
+            return wall_ns
+        told_ns, told_at = self._told
+        control_ns = told_ns + int((self._clock.now() - told_at) * 1e9)
+        return control_ns if abs(control_ns - wall_ns) > SKEW_WORTH_MINDING_NS else wall_ns
+
+    def is_expired(self, node: Node) -> bool:
+        """Asked for thousands of nodes at a time: texts of times are compared, and read only when they are close."""
+        if node.key_expiry is None or (node.key_expiry > self._soon_text() and node.key_expiry.endswith("Z")):
+            return node.expired
+        return node.is_expired(self.now_ns())
+
+    def _soon_text(self) -> str:
+        """A time that is surely not in the past yet, in the form of the map."""
+        now_ns = self.now_ns()
+        if not 0 < self._soon_ns - now_ns < 120 * 10**9:
+            self._soon_ns = now_ns + 60 * 10**9
+            self._soon = time_text(self._soon_ns)
+        return self._soon
 
 
 class KeyExpiry:

@@ -1,0 +1,56 @@
+"""Which packets may pass: control's filter and the user's wishes, as the plane applies them, and special peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tsd.base.addr import IPAddress, IPPrefix
+from tsd.base.errors import DecodeError
+from tsd.engine.members import Members
+from tsd.filter.filter import PacketFilter
+from tsd.filter.rules import matches_from_rules
+from tsd.tailcfg.filterrule import FilterRule
+
+if TYPE_CHECKING:
+    from tsd.engine.engine import Engine
+
+
+class PacketRules:
+    """`filter` drops everything until `apply`; flows live on when rules change."""
+
+    def __init__(self, engine: Engine, members: Members) -> None:
+        self._engine = engine
+        self._members = members
+        self.filter = PacketFilter((), ())
+        self.filter.own_disco_key = engine.disco_private.public().raw
+        self.jailed_filter = PacketFilter((), ())
+
+    def apply(self, rules: Sequence[FilterRule], local: Sequence[IPPrefix], own_addresses: Sequence[IPAddress]) -> None:
+        """`local`: what we answer for. Rules that cannot be read let nothing in."""
+        engine = self._engine
+        try:
+            matches, mistake = matches_from_rules(rules)
+        except DecodeError as err:
+            matches, mistake = [], str(err)
+        engine.health.set_if("invalid-packet-filter", bool(mistake), error=mistake)
+        self.filter = self.filter.replace(matches, local, shields_up=engine.account.prefs.shields_up)
+        self.filter.peerapi = frozenset((ip.packed, port) for ip, port in engine.peerapi.ports.items())
+        self.filter.has_capability = self._source_has_capability
+        self.jailed_filter = self.jailed_filter.replace((), local)
+        if engine.plane is not None:
+            engine.plane.datapath.filter = self.filter
+            engine.plane.datapath.jailed_filter = self.jailed_filter
+            self.apply_treatment(own_addresses)
+
+    def apply_treatment(self, own_addresses: Sequence[IPAddress]) -> None:
+        """Who is jailed, and who knows us by another address."""
+        plane = self._engine.plane
+        if plane is not None:
+            plane.core.set_aliases(own_addresses, self._members.aliases)
+            plane.datapath.jailed = frozenset(self._members.jailed)
+            plane.rules_changed()
+
+    def _source_has_capability(self, source: bytes, capability: str) -> bool:
+        peer = self._members.peers.by_packed(source)
+        return peer is not None and peer.node.has_cap(capability)

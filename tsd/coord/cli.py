@@ -27,6 +27,7 @@ from tsd.coord.settings import (
     parse_duration,
     parse_listen,
     parse_prefixes,
+    parse_zones,
 )
 from tsd.coord.state.config import SIZE_LIMIT_NODES
 
@@ -122,7 +123,9 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> str:
 @click.option(
     "--ephemeral-timeout", default="2m", show_default=True, help="Ephemeral nodes go after being offline so long."
 )
-@click.option("--dns", multiple=True, metavar="ADDRESS", help="Resolver for the nodes; may be repeated.")
+@click.option(
+    "--dns", multiple=True, metavar="[ZONE=]ADDRESS", help="Resolver for the nodes, or for one zone; may be repeated."
+)
 @click.option("--verbose", "-v", is_flag=True, help="Log more.")
 @click.pass_context
 def coord(context: click.Context, /, state: Path, verbose: bool, **flags: Any) -> None:
@@ -164,7 +167,8 @@ def settings_from(state: Path, flags: dict[str, Any]) -> Settings:
         verify_clients=flags["derp_verify_clients"],
         node_expiry_s=parse_duration(flags["node_expiry"], "--node-expiry"),
         ephemeral_timeout_s=parse_duration(flags["ephemeral_timeout"], "--ephemeral-timeout"),
-        resolvers=tuple(flags["dns"]),
+        resolvers=tuple(text for text in flags["dns"] if "=" not in text),
+        split_dns=parse_zones(text for text in flags["dns"] if "=" in text),
     )
 
 

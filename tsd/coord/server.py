@@ -180,7 +180,8 @@ class CoordServer:
             prefix_v4=settings.prefix_v4,
             prefix_v6=settings.prefix_v6,
             derp_map=settings.derp_map(derp_port, stun_port, pin),
-            resolvers=tuple(Resolver(addr=address) for address in settings.resolvers),
+            resolvers=_resolvers(settings.resolvers),
+            split_dns={zone: _resolvers(addresses) for zone, addresses in settings.split_dns.items()},
             node_expiry_s=settings.node_expiry_s,
             ephemeral_timeout_s=settings.ephemeral_timeout_s,
         )
@@ -311,3 +312,7 @@ class CoordServer:
         self.coordinator.registry.set_policy(policy)
         self.coordinator.settle(self.moment())
         self.drain()
+
+
+def _resolvers(addresses: tuple[str, ...]) -> tuple[Resolver, ...]:
+    return tuple(Resolver(addr=address) for address in addresses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
@@ -65,6 +66,7 @@ class Settings:
     node_expiry_s: float = 0.0
     ephemeral_timeout_s: float = 120.0
     resolvers: tuple[str, ...] = field(default_factory=tuple)
+    split_dns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     is_simulated: bool = False
 
     def __post_init__(self) -> None:
@@ -180,6 +182,18 @@ def parse_prefixes(v4: str, v6: str) -> tuple[IPv4Network | None, IPv6Network | 
     if first is None and second is None:
         raise ConfigError("a tailnet needs an IPv4 or an IPv6 prefix")
     return first, second
+
+
+def parse_zones(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Resolvers by zone, of `corp.example=192.0.2.53`. Raises `ConfigError`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        zone, _, address = text.partition("=")
+        zone = zone.strip(".").lower()
+        if not is_domain(zone) or not address:
+            raise ConfigError(f"--dns {text!r} must be an address, or ZONE=ADDRESS like corp.example=192.0.2.53")
+        found[zone] = (*found.get(zone, ()), address)
+    return found
 
 
 def parse_duration(text: str, flag: str) -> float:

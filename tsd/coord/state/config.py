@@ -23,6 +23,7 @@ class CoordConfig:
     prefix_v6: IPv6Network | None = DEFAULT_V6
     derp_map: DERPMap = field(default_factory=lambda: DERPMap(regions={}))
     resolvers: tuple[Resolver, ...] = ()
+    split_dns: dict[str, tuple[Resolver, ...]] = field(default_factory=dict)
     default_user: str = "admin"
     node_expiry_s: float = 0.0
     ephemeral_timeout_s: float = 120.0

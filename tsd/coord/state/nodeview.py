@@ -139,7 +139,7 @@ def dns_config(config: CoordConfig) -> DNSConfig:
     """MagicDNS on, the tailnet's own domain first."""
     return DNSConfig(
         resolvers=config.resolvers or None,
-        routes={config.base_domain: None},
+        routes={config.base_domain: None, **config.split_dns},
         domains=(config.base_domain,),
         proxied=True,
     )

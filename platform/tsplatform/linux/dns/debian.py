@@ -55,12 +55,17 @@ class DebianResolvconf:
             file.write_new(HOOK, _SCRIPT.format(record=self._record).encode(), 0o755)
         except OSError as err:
             raise HullError(f"write {HOOK}", os.strerror(err.errno or 0), errno=err.errno or 0) from None
-        await tools.resolvconf("-a", self._record, given=file.record(wanted.nameservers, wanted.search))
-        if self._servers() != list(wanted.nameservers):
-            await tools.resolvconf("-u")
-        if self._servers() != list(wanted.nameservers):
-            hint = "run dpkg-reconfigure resolvconf, or remove it"
-            raise HullError("set up names by resolvconf", f"{self._path} is not made by it", hint)
+        reason = f"{self._path} is not made by it"
+        given = file.record(wanted.nameservers, wanted.search)
+        for words in (("-a", self._record), ("-u",)):
+            try:
+                await tools.resolvconf(*words, given=given)
+            except HullError as err:
+                reason = err.reason  # perhaps of a hook that has nothing to do with us: the file counts
+            if self._servers() == list(wanted.nameservers):
+                return
+        hint = "run dpkg-reconfigure resolvconf, or remove it"
+        raise HullError("set up names by resolvconf", reason, hint)
 
     async def revert(self) -> None:
         self._wanted = None
@@ -99,4 +104,8 @@ def record_of(device: str) -> str:
 def undo(record: str) -> None:
     with contextlib.suppress(OSError):
         HOOK.unlink()
-    tools.resolvconf_now("-d", record)
+    try:
+        tools.resolvconf_now("-d", record)
+    except HullError:
+        if (RECORDS / record).exists():
+            raise

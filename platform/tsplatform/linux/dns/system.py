@@ -369,8 +369,11 @@ class _Keeper:
         self._later(self._look, 0.0)
 
     def _later(self, work: Callable[[], Coroutine[Any, Any, None]], delay_s: float = SETTLE_S) -> None:
-        """Once, however often it is asked for meanwhile."""
-        if work not in self._timers:
+        """Once, however often it is asked for meanwhile; at the earliest of the times asked for."""
+        waiting = self._timers.get(work)
+        if waiting is None or waiting.when() > self._loop.time() + delay_s:
+            if waiting is not None:
+                waiting.cancel()
             self._timers[work] = self._loop.call_later(delay_s, self._start, work)
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -23,6 +23,7 @@ from tsd.base.machine import Deadline
 from tsd.dataplane.pump import Core, Sealed
 from tsd.hull import Frame
 from tsd.wireguard import keylog
+from tsd.wireguard.admission import Admission
 from tsd.wireguard.constants import (
     ABSENT_RETRY_S,
     COOKIE_REPLY_BYTES,
@@ -39,7 +40,6 @@ from tsd.wireguard.constants import (
     RESPONSE_BYTES,
     ZERO_KEYS_S,
 )
-from tsd.wireguard.cookie import CookieGuard, source_bytes
 from tsd.wireguard.events import (
     HandshakeCompleted,
     HandshakeFailed,
@@ -59,10 +59,10 @@ from tsd.wireguard.handshake import (
     read_response,
     read_timestamp,
 )
-from tsd.wireguard.load import LoadMeter, RateLimiter
 from tsd.wireguard.messages import CookieReply, Initiation, Response
 from tsd.wireguard.peer import NEVER, Peer
 from tsd.wireguard.schedule import Schedule
+from tsd.wireguard.table import PeerTable
 from tsd.wireguard.tai64n import Tai64nSource, decode_s
 from tsd.wireguard.timers import follow_activity, settle_keepalive
 
@@ -73,8 +73,6 @@ _LENGTHS = {
     MESSAGE_RESPONSE: RESPONSE_BYTES,
     MESSAGE_COOKIE_REPLY: COOKIE_REPLY_BYTES,
 }
-_SESSIONS_PER_PEER = 4
-"""Three slots of the core, and the one that is being installed."""
 _CLOCK_WARNING_S = 60
 
 
@@ -103,14 +101,11 @@ class WireGuard:
         self._mtu_bytes = mtu_bytes
         self._tai64n = tai64n
         self._write_keylog = write_keylog
-        self._guard = CookieGuard(self._identity.public, entropy)
-        self._load = LoadMeter()
-        self._limiter = RateLimiter()
-        self._peers: dict[int, Peer] = {}
-        self._by_key: dict[bytes, Peer] = {}
-        self._by_index: dict[int, Peer] = {}
-        self._schedule = Schedule(self._peers)
         self._outputs: list[Output] = []
+        self._admission = Admission(self._identity.public, entropy, self.drops, self._reply)
+        self._table = PeerTable(entropy)
+        self._peers = self._table.by_handle
+        self._schedule = Schedule(self._peers)
         self._now = 0.0
 
     # Peers
@@ -120,18 +115,12 @@ class WireGuard:
         peer = Peer(handle, public, self._private.exchange(public.raw), psk)
         self.remove_peer(handle)
         self._core.add_peer(handle)
-        self._peers[handle] = peer
-        self._by_key[public.raw] = peer
+        self._table.add(peer)
 
     def remove_peer(self, handle: int) -> None:
         """Also removes it from the core. Unknown handles are ignored."""
-        peer = self._peers.pop(handle, None)
-        if peer is None:
-            return
-        if self._by_key.get(peer.public.raw) is peer:
-            del self._by_key[peer.public.raw]
-        self._forget_indexes(peer)
-        self._core.remove_peer(handle)
+        if self._table.remove(handle):
+            self._core.remove_peer(handle)
 
     def restart_peer(self, handle: int) -> None:
         """The peer is known to have lost its sessions: drop ours, so that the next packet shakes hands at once."""
@@ -164,7 +153,7 @@ class WireGuard:
         try:
             if message_type == MESSAGE_COOKIE_REPLY:
                 self._receive_cookie(CookieReply.decode(datagram), now)
-            elif self._is_admitted(datagram, source, now):
+            elif self._admission.admits(datagram, source, now):
                 if message_type == MESSAGE_INITIATION:
                     self._receive_initiation(Initiation.decode(datagram), now, wall_ns)
                 else:
@@ -244,26 +233,8 @@ class WireGuard:
 
     # Handshake messages
 
-    def _is_admitted(self, datagram: bytes, source: Hashable | None, now: float) -> bool:
-        """MAC1 always; MAC2 and the rate of the source under load."""
-        if not self._guard.is_mac1_valid(datagram):
-            self.drops.add("mac1")
-            return False
-        if not self._load.is_loaded(now):
-            return True
-        where = source_bytes(source)
-        if not self._guard.is_mac2_valid(datagram, where, now):
-            self.drops.add("cookie_demanded")
-            if source is not None:
-                self._outputs.append(Reply(source, self._guard.reply(datagram, where, now)))
-            return False
-        if not self._limiter.allow(getattr(source, "ip", source), now):
-            self.drops.add("rate_limited")
-            return False
-        return True
-
     def _receive_cookie(self, reply: CookieReply, now: float) -> None:
-        peer = self._by_index.get(reply.receiver_index)
+        peer = self._table.by_index.get(reply.receiver_index)
         if peer is None or not peer.macs.consume(reply, now):
             self.drops.add("cookie")
 
@@ -285,7 +256,7 @@ class WireGuard:
         """The peer of a static key, added on the spot when the engine knows it; never ourselves."""
         if static == self._identity.public:
             return None
-        peer = self._by_key.get(static)
+        peer = self._table.by_key.get(static)
         if peer is None:
             handle = self.unknown_peer_lookup(NodePublic(static))
             peer = self._peers.get(handle) if handle is not None else None
@@ -306,7 +277,7 @@ class WireGuard:
 
     def _respond(self, peer: Peer, half: ReadInitiation, now: float) -> None:
         ephemeral = clamp(self._entropy(32))
-        index = self._new_index()
+        index = self._table.new_index()
         response, keys = create_response(half, ephemeral, peer.psk, index)
         self._log_keys(peer, ephemeral)
         self._install(
@@ -316,7 +287,7 @@ class WireGuard:
         self._outputs.append(Transmit(peer.handle, peer.macs.stamp(response.encode(), now)))
 
     def _receive_response(self, message: Response, now: float, wall_ns: int) -> None:
-        peer = self._by_index.get(message.receiver_index)
+        peer = self._table.by_index.get(message.receiver_index)
         pending = peer.pending if peer is not None else None
         if peer is None or pending is None or pending.local_index != message.receiver_index:
             self.drops.add("unexpected_response")
@@ -336,14 +307,14 @@ class WireGuard:
 
     def _send_initiation(self, peer: Peer, now: float, wall_ns: int) -> None:
         if peer.pending is not None:
-            self._by_index.pop(peer.pending.local_index, None)
+            self._table.forget_index(peer.pending.local_index)
         ephemeral = clamp(self._entropy(32))
-        index = self._new_index()
+        index = self._table.new_index()
         stamp = self._tai64n.stamp(wall_ns)
         message, peer.pending = create_initiation(
             self._identity, peer.public.raw, peer.static_shared, ephemeral, index, stamp
         )
-        self._by_index[index] = peer
+        self._table.by_index[index] = peer
         self._log_keys(peer, ephemeral)
         peer.handshake_sent_at = now
         peer.retransmit_at = now + REKEY_TIMEOUT_S + uniform(self._entropy, 0.0, REKEY_JITTER_S)
@@ -372,10 +343,7 @@ class WireGuard:
         *,
         is_initiator: bool = False,
     ) -> None:
-        self._by_index[local_index] = peer
-        peer.indexes.append(local_index)
-        if len(peer.indexes) > _SESSIONS_PER_PEER:
-            self._by_index.pop(peer.indexes.pop(0), None)
+        self._table.add_session(peer, local_index)
         self._core.install_session(peer.handle, local_index, remote_index, send_key, receive_key, is_initiator, now)
         peer.session_expires_at = now + REJECT_AFTER_S
         peer.zero_keys_at = now + ZERO_KEYS_S
@@ -475,22 +443,14 @@ class WireGuard:
         peer.zero_keys_at = peer.retransmit_at = NEVER
         settle_keepalive(peer)
         peer.new_handshake_at = peer.session_expires_at = NEVER
-        self._forget_indexes(peer)
+        self._table.forget_indexes(peer)
         peer.pending = None
         self._core.drop_sessions(peer.handle)
 
     # Small things
 
-    def _new_index(self) -> int:
-        while (index := int.from_bytes(self._entropy(4), "little")) in self._by_index:
-            pass
-        return index
-
-    def _forget_indexes(self, peer: Peer) -> None:
-        pending = [peer.pending.local_index] if peer.pending is not None else []
-        for index in [*peer.indexes, *pending]:
-            self._by_index.pop(index, None)
-        peer.indexes.clear()
+    def _reply(self, source: Hashable, datagram: bytes) -> None:
+        self._outputs.append(Reply(source, datagram))
 
     def _log_keys(self, peer: Peer, ephemeral: bytes) -> None:
         if self._write_keylog is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -58,6 +59,9 @@ def root_command() -> Command:
         flags=ROOT_FLAGS,
         details="Help on one command: tsctl <command> --help",
     )
+
+
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def load_command(name: str, context: ctx.Context) -> Command | None:
@@ -178,12 +182,29 @@ def _mute_out() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def mend_streams() -> None:
+    """A stream that was closed (`>&-`, some service managers) swallows; a letter it has no code for is escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        else:
+            stream.reconfigure(errors="backslashreplace")
+
+
 def run_and_exit() -> None:
+    mend_streams()
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
         _mute_out()
+        code = 1
+    except OSError as error:
+        if error.errno not in _WRITE_ERRORS:
+            raise
+        _mute_out()
+        ctx.note(f"cannot write the output: {error.strerror}")
         code = 1
     # Nothing is left to clean up: skipping the interpreter's teardown saves a third of the run time.
     sys.stderr.flush()

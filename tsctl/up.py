@@ -148,7 +148,7 @@ class _Up:
         return values
 
     def _wanted(self, values: dict[str, Any]) -> Prefs:
-        """What the flags say; settings that `up` has no flag for stay as they are. Without a word on settings, all do."""
+        """What the flags say; settings without a flag stay as they are. Without a word on settings, all do."""
         if self._says_nothing() and self.current.get("ControlURL"):
             return {**default_prefs(), **self.current, "WantRunning": True, "LoggedOut": False}
         wanted = {**default_prefs(), **self.current}

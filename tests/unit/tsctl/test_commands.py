@@ -228,3 +228,25 @@ def test_dns_replies() -> None:
         with pytest.raises((ValueError, IndexError)):
             read_reply(answer[:cut])
             raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [
+        (">&-", ""),
+        ("2>&-", ""),
+        (">/dev/full", "cannot write the output: No space left on device\n"),
+        ("2>/dev/full", ""),
+    ],
+)
+def test_streams_that_take_nothing(redirection: str, said: str) -> None:
+    line = f"exec {sys.executable} -m tsctl version {redirection}"
+    done = subprocess.run(["sh", "-c", line], env=ENV, text=True, capture_output=True, timeout=20)
+    assert done.stderr == said
+    assert done.returncode == (1 if said else 0)
+
+
+def test_letters_that_the_terminal_does_not_know_are_escaped(tmp_path: Path) -> None:
+    code = "from tsctl import root, context\nroot.mend_streams()\ncontext.out('Zo\\u00eb \\u2603')"
+    done = subprocess.run([sys.executable, "-c", code], env={**ENV, "PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"Zo\\xeb \\u2603\n", b"")

@@ -14,7 +14,8 @@ from harness.netlab import NetLab, inside
 from tsd.base.entropy import system_entropy
 from tsd.base.errors import ControlError
 from tsd.base.keys import DiscoPrivate, LockPrivate, MachinePrivate, NodePrivate
-from tsd.engine.control.session import ControlSession, SelfReport
+from tsd.engine.control.requests import SelfReport
+from tsd.engine.control.session import ControlSession
 from tsd.netmap.netmap import Netmap, apply
 from tsd.tailcfg.hostinfo import Hostinfo, NetInfo
 from tsd.tailcfg.mapping import MapRequest

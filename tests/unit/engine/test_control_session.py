@@ -10,9 +10,11 @@ import pytest
 from harness.control_double import ControlDouble, Json, node_json
 from tsd.base.entropy import SeededEntropy
 from tsd.base.keys import DiscoPrivate, MachinePrivate, NodePrivate
+from tsd.engine.control.backoff import Backoff
 from tsd.engine.control.c2n import C2nRequest, C2nResponse, answer
 from tsd.engine.control.refusals import explain_refusal
-from tsd.engine.control.session import Backoff, ControlSession, SelfReport
+from tsd.engine.control.requests import SelfReport
+from tsd.engine.control.session import ControlSession
 from tsd.tailcfg.hostinfo import Hostinfo
 from tsd.tailcfg.mapping import PingResponse
 from tsd.tailcfg.mapresponse import MapResponse

@@ -15,7 +15,7 @@ from tsd.base.addr import IPAddress
 from tsd.base.keys import MachinePublic
 from tsd.derp import bundle
 from tsd.engine.account.prefs import Prefs
-from tsd.engine.control.session import SelfReport
+from tsd.engine.control.requests import SelfReport
 from tsd.tailcfg.hostinfo import Hostinfo, NetInfo, Service
 
 if TYPE_CHECKING:

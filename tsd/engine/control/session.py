@@ -12,44 +12,30 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
-
-import msgspec
+from typing import Protocol
 
 from tsd.base.addr import IPAddress
-from tsd.base.entropy import Entropy, uniform
+from tsd.base.entropy import Entropy
 from tsd.base.errors import ControlError, TsdError
-from tsd.base.keys import DiscoPublic, LockPublic, NodePrivate
+from tsd.base.keys import LockPublic, NodePrivate
 from tsd.base.log import fields
+from tsd.engine.control.backoff import Backoff
 from tsd.engine.control.c2n import C2nHandler
 from tsd.engine.control.pings import ControlPings, Pinger
 from tsd.engine.control.refusals import explain_refusal
-from tsd.tailcfg.hostinfo import Hostinfo
+from tsd.engine.control.requests import SelfReport, as_logout, map_request, register_request
 from tsd.tailcfg.mapping import MapRequest
 from tsd.tailcfg.mapresponse import MapResponse
-from tsd.tailcfg.register import LOGOUT_EXPIRY, RegisterAuth, RegisterRequest, RegisterResponse
+from tsd.tailcfg.register import RegisterRequest, RegisterResponse
 from tsd.transport.control import ControlClient
 
 log = logging.getLogger("tsd.engine.control")
 
-MAX_BACKOFF_S = 30.0
 MAX_SERVER_SLEEP_S = 300.0
 COALESCE_S = 0.02
 LOGOUT_TIMEOUT_S = 5.0
 REFUSED_PAUSE_S = 2.0
 NOT_FOUND = 404
-
-
-@dataclass(frozen=True, slots=True)
-class SelfReport:
-    """What the server should know about us; equal reports are sent once."""
-
-    hostinfo: Hostinfo
-    disco_key: DiscoPublic | None = None
-    endpoints: tuple[tuple[str, int], ...] = ()
-    """(ip:port, endpoint type) as in `tsd.tailcfg.mapping`."""
-    debug_flags: tuple[str, ...] = ()
-    tka_head: str = ""
 
 
 class ControlEvents(Protocol):
@@ -75,24 +61,6 @@ class ControlEvents(Protocol):
 
     def on_pop_browser(self, url: str) -> None:
         """The server wants a page shown."""
-
-
-class Backoff:
-    """Growing pauses with jitter: 0.1 s, 0.2 s ... 30 s, each times 0.5 to 1.5 and never above the maximum."""
-
-    def __init__(self, entropy: Entropy, *, first_s: float = 0.1, max_s: float = MAX_BACKOFF_S) -> None:
-        self._entropy = entropy
-        self._first_s = first_s
-        self._max_s = max_s
-        self._failures = 0
-
-    def reset(self) -> None:
-        self._failures = 0
-
-    def next_s(self) -> float:
-        base_s = min(self._max_s, self._first_s * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        return min(self._max_s, base_s * uniform(self._entropy, 0.5, 1.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +170,7 @@ class ControlSession:
             return
         if self._known_key is not None and goal.node_key != self._known_key:
             goal = replace(goal, node_key=self._known_key, old_node_key=None)
-        request = replace_expiry(self._register_request(goal, with_auth=False, followup=""))
+        request = as_logout(self._register_request(goal, with_auth=False, followup=""))
         try:
             async with asyncio.timeout(LOGOUT_TIMEOUT_S):
                 if self._last_main is not None:
@@ -358,20 +326,16 @@ class ControlSession:
         return goal
 
     def _register_request(self, goal: _Goal, *, with_auth: bool, followup: str) -> RegisterRequest:
-        request = RegisterRequest(
-            version=self._client.capability_version,
-            node_key=str(goal.node_key.public()),
-            auth=RegisterAuth(auth_key=goal.auth_key) if with_auth and goal.auth_key else None,
+        return register_request(
+            self._report,
+            self._client.capability_version,
+            goal.node_key,
+            old_node_key=goal.old_node_key,
+            auth_key=goal.auth_key if with_auth else "",
             followup=followup,
-            hostinfo=self._report.hostinfo,
-            ephemeral=self._is_ephemeral,
+            is_ephemeral=self._is_ephemeral,
+            lock_key=self._lock_key,
         )
-        changes: dict[str, str] = {}
-        if goal.old_node_key is not None:
-            changes["old_node_key"] = str(goal.old_node_key.public())
-        if self._lock_key is not None:
-            changes["nl_key"] = str(self._lock_key)
-        return _changed(request, **changes)
 
     # -- map poll and updates -----------------------------------------------------------------------------------
 
@@ -455,29 +419,4 @@ class ControlSession:
             self._events.on_pop_browser(message.pop_browser_url)
 
     def _map_request(self, goal: _Goal, report: SelfReport, *, is_poll: bool) -> MapRequest:
-        request = MapRequest(
-            version=self._client.capability_version,
-            compress="zstd",
-            keep_alive=True,
-            node_key=str(goal.node_key.public()),
-            stream=is_poll,
-            omit_peers=not is_poll,
-            hostinfo=report.hostinfo,
-            endpoints=tuple(endpoint for endpoint, _ in report.endpoints) or None,
-            endpoint_types=tuple(kind for _, kind in report.endpoints) or None,
-            tka_head=report.tka_head,
-            debug_flags=report.debug_flags or None,
-        )
-        return request if report.disco_key is None else _changed(request, disco_key=str(report.disco_key))
-
-
-def replace_expiry(request: RegisterRequest) -> RegisterRequest:
-    """The same request as a logout."""
-    return _changed(request, expiry=LOGOUT_EXPIRY)
-
-
-_Request = TypeVar("_Request", RegisterRequest, MapRequest)
-
-
-def _changed(request: _Request, **changes: str) -> _Request:
-    return msgspec.structs.replace(request, **changes) if changes else request
+        return map_request(report, self._client.capability_version, goal.node_key, is_poll=is_poll)

@@ -57,9 +57,22 @@ def _set(context: ctx.Context, parsed: Parsed, status: dict[str, Any]) -> None:
     context.client.call("PATCH", "prefs", masked(wanted, names))
     if "netfilter-mode" in parsed.mentioned and parsed.text("netfilter-mode") == "nodivert":
         print_firewall_wiring(context)
-    if "webclient" in parsed.mentioned and parsed.flag("webclient"):
+    wished = [name for name in parsed.mentioned if name in _MAY_BE_IDLE and parsed.values[name]]
+    idle = without_effect(context) if wished else ""
+    if any(f"--{name}" in idle for name in wished):
+        ctx.note(idle)
+    elif "webclient" in parsed.mentioned and parsed.flag("webclient"):
         addresses = ctx.own_addresses(status)
         ctx.out(f"\nWeb interface now running at {addresses[0] if addresses else 'this node'}:5252")
+
+
+_MAY_BE_IDLE = ("ssh", "webclient", "advertise-connector", "auto-update", "relay-server-port", "report-posture")
+
+
+def without_effect(context: ctx.Context) -> str:
+    """The daemon's word on settings that it only keeps; "" when there is none."""
+    found = context.client.status(with_peers=False).get("Health") or []
+    return next((str(text) for text in found if "without effect" in str(text)), "")
 
 
 def _warn_router(context: ctx.Context, parsed: Parsed) -> None:

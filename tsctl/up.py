@@ -268,7 +268,14 @@ class _Up:
     def _print_health(self) -> None:
         """After success only what the user should act upon now."""
         found = self.client.status(with_peers=False).get("Health") or []
-        marks = ("SSH enabled, but", "--accept-routes", "locked out", "lock state", "update available: ")
+        marks = (
+            "SSH enabled, but",
+            "--accept-routes",
+            "locked out",
+            "lock state",
+            "update available: ",
+            "without effect",
+        )
         worth = [str(text) for text in found if any(mark in str(text) for mark in marks)]
         if len(worth) == 1:
             ctx.note(worth[0])

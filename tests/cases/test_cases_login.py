@@ -146,3 +146,14 @@ async def test_s09_status_says_that_the_key_has_expired() -> None:
         lone.map(Node=own | {"Expired": True})
         await lone.backend.edit_prefs({"WantRunning": False, "WantRunningSet": True})
         assert "expired" not in " ".join(lone.backend.status()["Health"])
+
+
+async def test_c06_a_setting_that_nothing_acts_on_is_named() -> None:
+    """Nobody should believe that an SSH server runs; the setting is kept, for a state that moves to another daemon."""
+    async with lone_engine() as lone:
+        edit = {"RunSSH": True, "RunSSHSet": True, "AutoUpdate": {"Apply": True}, "AutoUpdateSet": {"ApplySet": True}}
+        assert (await lone.backend.edit_prefs(edit))["RunSSH"] is True
+        [text] = lone.backend.status()["Health"]
+        assert text.endswith("no such thing: --ssh, --auto-update.")
+        await lone.backend.edit_prefs({"RunSSHSet": True, "AutoUpdateSet": {"ApplySet": True}})
+        assert lone.backend.status()["Health"] == []

@@ -282,3 +282,11 @@ def test_socket_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(client, "SYSTEM_SOCKET", f"{folder}/none")
         monkeypatch.setattr(client.os, "geteuid", lambda: 1000)
         assert client.default_socket() == f"{folder}/tsd/tsd.sock"
+
+
+def test_set_tells_what_the_daemon_only_keeps(tsctl, backend: FakeBackend) -> None:
+    assert "Web interface now running" in tsctl("set", "--webclient").out, "a daemon that has one"
+    backend.health = ["Kept but without effect, because this version of tsd has no such thing: --ssh, --webclient."]
+    outcome = tsctl("set", "--webclient")
+    assert (outcome.code, outcome.out) == (0, "") and outcome.err == backend.health[0] + "\n"
+    assert tsctl("set", "--ssh=false").err == "" and tsctl("set", "--hostname=x").err == ""

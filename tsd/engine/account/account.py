@@ -370,6 +370,8 @@ class Account:
             if not self._step():
                 break
         self._health.set_if("key-expired", self.prefs.want_running and self._is_key_expired())
+        idle = self.prefs.without_effect
+        self._health.set_if("no-effect", bool(idle), settings=", ".join(idle))
         return self.state
 
     def _step(self) -> bool:

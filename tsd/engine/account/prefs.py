@@ -175,6 +175,19 @@ class Prefs:
         return cls(logged_out=True)
 
     @property
+    def without_effect(self) -> list[str]:
+        """Flags of settings that are kept, because a state may move to other daemons, but that nothing here acts on."""
+        wishes = {
+            "--ssh": self.run_ssh,
+            "--webclient": self.run_web_client,
+            "--advertise-connector": self.app_connector_advertise,
+            "--auto-update": self.auto_update_apply,
+            "--relay-server-port": self.relay_server_port is not None,
+            "--report-posture": self.posture_checking,
+        }
+        return [flag for flag, is_set in wishes.items() if is_set]
+
+    @property
     def control_url_or_default(self) -> str:
         return DEFAULT_CONTROL_URL if self.control_url in ("", CONTROL_URL_SYNONYM) else self.control_url
 

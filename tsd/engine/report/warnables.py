@@ -318,8 +318,8 @@ _ALL = (
         "medium",
         "hull",
         "Another program undoes our settings",
-        "{error} again and again; tsd puts it back more slowly now. Let that program leave it alone (for"
-        " systemd-networkd: ManageForeignRoutingPolicyRules=no), or use --netfilter-mode=nodivert.",
+        "{error} again and again, and tsd puts it back. Let that program leave it alone (for systemd-networkd:"
+        " ManageForeignRoutingPolicyRules=no), or use --netfilter-mode=nodivert.",
         impacts_connectivity=True,
     ),
     Warnable(
@@ -377,6 +377,13 @@ _ALL = (
         "Engine fault",
         "A part of the engine failed and was restarted: {error}. Please report it.",
         impacts_connectivity=True,
+    ),
+    Warnable(
+        "no-effect",
+        "low",
+        "engine",
+        "Settings without effect",
+        "Kept but without effect, because this version of tsd has no such thing: {settings}.",
     ),
     Warnable(
         "key-unused",

@@ -214,6 +214,12 @@ class Underlay(Protocol):
         """Local addresses worth offering as endpoints, in order of preference."""
 
 
+ResolveWire = Callable[[bytes, bool], Awaitable[bytes]]
+"""(query, whether it came by TCP) -> answer, both as on the wire."""
+Report = Callable[[str, str], None]
+"""(code, text): a warning of `tsd.engine.report.warnables`; an empty text ends it."""
+
+
 @dataclass(slots=True)
 class Hull:
     """One host's implementation of everything above; `kind` is "linux", "userspace", "memory", ..."""
@@ -228,6 +234,12 @@ class Hull:
     underlay: Underlay
     fallback_because: str = field(default="", kw_only=True)
     """Why this is not the hull that was asked for first."""
+
+    async def start(self, resolve: ResolveWire, report: Report, on_names: Callable[[str], None]) -> None:
+        """Answer DNS on the service addresses and repair what others change; on the running loop.
+
+        `report` and `on_names` are told what goes wrong later, "" when that is over.
+        """
 
     def set_ports(self, ports: tuple[int, ...]) -> None:
         """UDP ports on which peers reach us."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tsd.base.errors import StateError
 from tsd.daemon.flags import Settings
+from tsplatform.linux.journal import has_leftovers
 from tsplatform.lock import FileLock
 
 log = logging.getLogger(__name__)
@@ -23,22 +24,23 @@ log = logging.getLogger(__name__)
 def cleanup(settings: Settings) -> int:
     """The exit code; always 0, because ExecStopPost must not turn a clean stop into a failure."""
     if not Path(settings.socket).parent.is_dir():
-        _undo(settings)
+        undo_leftovers(settings.undo_folder)
         return 0
     try:
         with FileLock(settings.socket, "socket"):
             _remove_stale_socket(settings.socket)
-            _undo(settings)
+            undo_leftovers(settings.undo_folder)
     except StateError as err:
         log.info("nothing cleaned up: %s", err)
     return 0
 
 
-def _undo(settings: Settings) -> None:
-    if sys.platform.startswith("linux"):
-        from tsplatform.linux.hull import undo_leftovers
+def undo_leftovers(folder: Path, *, stays_closed: bool = False) -> None:
+    """As `tsplatform.linux.hull.undo_leftovers`, which takes long to import and is seldom needed."""
+    if sys.platform.startswith("linux") and has_leftovers(folder):
+        from tsplatform.linux import hull
 
-        undo_leftovers(settings.undo_folder)
+        hull.undo_leftovers(folder, stays_closed=stays_closed)
 
 
 def _remove_stale_socket(path: str) -> None:

@@ -17,6 +17,7 @@ from tsd.base.entropy import system_entropy
 from tsd.base.errors import HullError, StateError, TsdError, reason_of
 from tsd.base.keys import NodePrivate
 from tsd.base.version import LONG_VERSION
+from tsd.daemon.cleanup import undo_leftovers
 from tsd.daemon.config import load_config
 from tsd.daemon.debugserver import DebugServer
 from tsd.daemon.flags import Settings
@@ -38,7 +39,6 @@ from tsd.transport.proxy_env import ProxySettings
 from tsplatform.cache_files import CacheFiles
 from tsplatform.choose import choose_hull
 from tsplatform.links import LinkWatcher
-from tsplatform.linux.hull import LinuxHull, build_linux_hull, undo_leftovers
 from tsplatform.state_file import FileStore, MemoryStore
 from tsplatform.userspace.hull import build_userspace_hull
 from tsplatform.userspace.proxy import ProxyServer
@@ -220,6 +220,8 @@ class DaemonService:
         def kernel(device: str) -> Hull:
             if not sys.platform.startswith("linux"):
                 raise HullError(f"create {device}", "network devices are made on Linux only")
+            from tsplatform.linux.hull import build_linux_hull  # it takes long, and most daemons have no device
+
             return build_linux_hull(
                 device,
                 self._state.store,
@@ -230,13 +232,12 @@ class DaemonService:
                 offload=settings.knob_on("TSD_TUN_OFFLOAD", default=True),
             )
 
-        if sys.platform.startswith("linux"):
-            undo_leftovers(settings.undo_folder, stays_closed=True)
+        undo_leftovers(settings.undo_folder, stays_closed=True)
         userspace = partial(
             build_userspace_hull, self._state.store, links=LinkWatcher(assume_up=is_up), mtu_bytes=settings.mtu_bytes
         )
         hull = choose_hull(settings.tun, kernel, userspace)
-        if sys.platform.startswith("linux") and not isinstance(hull, LinuxHull):
+        if hull.kind != "linux":
             undo_leftovers(settings.undo_folder)
         return hull
 
@@ -290,13 +291,11 @@ def listen_failure(listen: str, err: OSError) -> HullError:
 
 
 async def _start_hull(engine: Engine) -> None:
-    hull = engine.options.hull
-    if isinstance(hull, LinuxHull):
-        await hull.start(
-            engine.resolver.query,
-            lambda code, text: engine.health.set_if(code, bool(text), error=text),
-            on_names=lambda text: engine.health.set_if("dns-set-os-config-failed", bool(text), error=text),
-        )
+    await engine.options.hull.start(
+        engine.resolver.query,
+        lambda code, text: engine.health.set_if(code, bool(text), error=text),
+        lambda text: engine.health.set_if("dns-set-os-config-failed", bool(text), error=text),
+    )
 
 
 async def _retry_writes(store: FileStore) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tsd.base.errors import HullError
-from tsd.hull import RouterConfig
+from tsd.hull import Report, RouterConfig
 from tsplatform.linux.checks import foreign_drops, read_ruleset
 from tsplatform.linux.hostnames import HostNames
 from tsplatform.linux.netfilter.choose import NFTABLES
@@ -28,11 +28,11 @@ from tsplatform.linux.watch import RoutingWatch
 
 log = logging.getLogger(__name__)
 
-Report = Callable[[str, str], None]
-"""`report(code, text)`: a warning of `tsd.engine.report.warnables`; an empty text ends it."""
-
 LOOK_S, LEGACY_LOOK_S = 3.0, 0.5
-FIGHT_REPAIRS, FIGHT_S = 5, 60.0
+FIGHT_REPAIRS, FIGHT_S = 6, 60.0
+"""More repairs than this in that time are called a fight."""
+SLOW_REPAIRS, SLOW_S = 10, 8.0
+"""And after these they are made less often."""
 FOREIGN_AFTER_S, FOREIGN_PACE_S = 1.0, 10.0
 
 
@@ -50,7 +50,7 @@ class Caretaker:
         self._legacy: LegacyCounters | None = None
         self._legacy_seen: tuple[bytes, ...] = ()
         self._report: Report = lambda code, text: None
-        self._repairs: deque[float] = deque(maxlen=FIGHT_REPAIRS)
+        self._repairs: deque[tuple[float, tuple[str, ...]]] = deque(maxlen=SLOW_REPAIRS)
         self._culprit = ""
         self._timer: asyncio.TimerHandle | None = None
         self._foreign_timer: asyncio.TimerHandle | None = None

@@ -15,9 +15,9 @@ from tsd.base.addr import IPPrefix
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy, system_entropy
 from tsd.base.errors import HullError
-from tsd.hull import Hull, LinkMonitor, StateStore
+from tsd.hull import Hull, LinkMonitor, Report, ResolveWire, StateStore
 from tsplatform.links import LinkWatcher
-from tsplatform.linux.caretaker import Caretaker, Report
+from tsplatform.linux.caretaker import Caretaker
 from tsplatform.linux.checks import host_facts
 from tsplatform.linux.dns.system import SystemNames
 from tsplatform.linux.dns.undo import undo_names
@@ -27,7 +27,7 @@ from tsplatform.linux.net import HostNet
 from tsplatform.linux.netfilter.choose import HostFirewall
 from tsplatform.linux.router import LinuxRouter, is_barred, purge_routing
 from tsplatform.linux.rtnetlink import RtNetlink
-from tsplatform.linux.service import ResolveWire, ServiceStack
+from tsplatform.linux.service import ServiceStack
 from tsplatform.linux.sysctls import MarkedSources, forwarding_trouble
 from tsplatform.linux.threaded import ThreadedRouter
 from tsplatform.linux.tun import KernelTun, open_tun
@@ -60,10 +60,6 @@ class LinuxHull(Hull):
     ports: list[int]
 
     async def start(self, resolve: ResolveWire, report: Report, on_names: Callable[[str], None]) -> None:
-        """Answer DNS on the service addresses and repair what others change; on the running loop.
-
-        `report` and `on_names` are told what goes wrong later, "" when that is over.
-        """
         self.threaded.on_trouble = lambda text: report("router-failed", text)
         self.names.on_fight = on_names
         await self.services.start(resolve)

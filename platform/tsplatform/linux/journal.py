@@ -18,6 +18,11 @@ log = logging.getLogger(__name__)
 FILE_NAME = "undo.json"
 
 
+def has_leftovers(folder: Path) -> bool:
+    """Whether anything is noted there, by this journal or for names: all such files have "undo" in their name."""
+    return any(folder.glob("*undo*"))
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One change. `kind` "slot": rules, routes and firewall of `slot`; others: see where they are made."""

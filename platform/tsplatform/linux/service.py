@@ -14,7 +14,8 @@ from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.log import fields
-from tsd.hull import DatagramPort, Frame, Stream
+from tsd.base.tasks import Tasks
+from tsd.hull import DatagramPort, Frame, ResolveWire, Stream
 from tsplatform.linux.tun import KernelTun
 from tsplatform.userspace.tun import NetstackTun
 
@@ -24,9 +25,6 @@ DNS_PORT = 53
 IDLE_S = 45.0
 MAX_QUERY_BYTES = 4096
 MAX_WAITING = 256
-
-ResolveWire = Callable[[bytes, bool], Awaitable[bytes]]
-"""(query, over TCP) to reply."""
 
 _V4, _V6 = QUAD_100.packed, QUAD_100_V6.packed
 
@@ -62,16 +60,11 @@ class ServiceStack:
             return True
         return False
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _serve_udp(self, port: DatagramPort, resolve: ResolveWire) -> None:
         while True:
             query, source = await port.receive()
             if self._waiting < MAX_WAITING:
-                self._spawn(self._answer_udp(port, source, query, resolve))
+                self._tasks.spawn(self._answer_udp(port, source, query, resolve))
 
     async def _answer_udp(self, port: DatagramPort, source: AddrPort, query: bytes, resolve: ResolveWire) -> None:
         reply = await self._resolve(query, False, resolve)

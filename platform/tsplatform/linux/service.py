@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort
 from tsd.base.clock import Clock
@@ -36,7 +35,7 @@ class ServiceStack:
         self._tun = tun
         self._stack = NetstackTun((QUAD_100, QUAD_100_V6), tun.mtu_bytes, entropy=entropy, clock=clock)
         self._stack.forwarder.is_enabled = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log)
         self._waiting = 0
         tun.divert = self._divert
 
@@ -45,11 +44,10 @@ class ServiceStack:
         for ip in (QUAD_100, QUAD_100_V6):
             local = AddrPort(ip, DNS_PORT)
             await self._stack.listen(local, lambda stream: self._serve_tcp(stream, resolve))
-            self._spawn(self._serve_udp(await self._stack.open_datagram(local), resolve))
+            self._tasks.spawn(self._serve_udp(await self._stack.open_datagram(local), resolve))
 
     def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         self._stack.close()
 
     def _divert(self, frame: Frame) -> bool:

@@ -24,7 +24,8 @@ class Zone:
     """An immutable set of names that we answer for.
 
     `hosts` maps lower-case FQDNs without trailing dot to addresses; `local_suffixes` are the zones in which an unknown
-    name is NXDOMAIN rather than somebody else's. Names below `subdomain_hosts` have the addresses of that host.
+    name is NXDOMAIN rather than somebody else's, but for `foreign_suffixes` inside of them. Names below
+    `subdomain_hosts` have the addresses of that host.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class Zone:
         hosts: Mapping[str, tuple[IPAddress, ...]],
         local_suffixes: tuple[str, ...] = (),
         subdomain_hosts: Iterable[str] = (),
+        foreign_suffixes: Iterable[str] = (),
     ) -> None:
         self._hosts = hosts
         self._suffixes = tuple(s.strip(".").lower() for s in local_suffixes if s.strip("."))
         self._parents = frozenset(subdomain_hosts)
+        self._foreign = tuple(foreign_suffixes)
         self._reverse: dict[IPAddress, str] | None = None
 
     def lookup(self, name: str) -> tuple[IPAddress, ...]:
@@ -91,12 +94,17 @@ class Zone:
         return (
             self.addresses(plain) is not None
             or plain.endswith(".onion")
-            or any(plain == suffix or plain.endswith("." + suffix) for suffix in self._suffixes)
+            or _longest_of(self._suffixes, plain) > _longest_of(self._foreign, plain)
         )
 
     def suffixes_of(self, name: str) -> list[str]:
         """Our zones that hold a name (lower case, no dot at its end)."""
         return [s for s in self._suffixes if name == s or name.endswith("." + s)]
+
+
+def _longest_of(suffixes: Iterable[str], name: str) -> int:
+    """The length of the longest zone that holds a name; 0 for none."""
+    return max((len(suffix) for suffix in suffixes if name == suffix or name.endswith("." + suffix)), default=0)
 
 
 def _parents_of(name: str) -> Iterable[str]:

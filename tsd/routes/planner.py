@@ -13,16 +13,15 @@ from typing import NamedTuple
 from tsd.base.addr import CGNAT, TAILSCALE_ULA, IPPrefix
 from tsd.hull import DnsConfig, RouterConfig
 from tsd.netmap.netmap import Diff, Netmap
+from tsd.routes.names import SUBDOMAINS_CAP, dns_config, host_records
 from tsd.routes.rules import (
     AllowedIp,
     Plan,
     PrefixCache,
     RouteWishes,
     allowed_ips,
-    dns_config,
     exit_node_of,
     host_name,
-    host_records,
     local_destinations,
     offers_hidden_routes,
     order_of,
@@ -110,6 +109,8 @@ class Planner:
         self._hosts: dict[str, tuple[bytes, ...]] = {}
         self._rivals: dict[str, list[int]] = {}
         """Peers that claim one name, where there are several."""
+        self._parents: dict[int, str] = {}
+        """Names of those that also have all names below."""
         self._owners: dict[str, int] = {}
         self._exit_node_id: int | None = None
         self._hidden = 0
@@ -129,6 +130,7 @@ class Planner:
         """From scratch, pausing after every `SLICE_PEERS` peers. Nothing else may be called meanwhile."""
         self.peers.clear()
         self._routes, self._hosts, self._owners, self._rivals = RouteSet(), {}, {}, {}
+        self._parents.clear()
         self._hidden, self._routed_version = 0, -1
         self._wishes = wishes
         self._cache.trim(4 * len(netmap.peers) + 64)
@@ -179,6 +181,8 @@ class Planner:
             self._routes.add(route)
         if peer.name:
             self._claim(peer.name, node.id)
+            if node.has_cap(SUBDOMAINS_CAP):
+                self._parents[node.id] = peer.name
         self._hidden += peer.is_hidden
 
     def _drop(self, node_id: int) -> None:
@@ -187,6 +191,7 @@ class Planner:
             return
         for route in peer.allowed_ips:
             self._routes.remove(route)
+        self._parents.pop(node_id, None)
         if peer.name:
             self._release(peer.name, node_id)
         self._hidden -= peer.is_hidden
@@ -227,4 +232,4 @@ class Planner:
     def _dns(self, netmap: Netmap) -> DnsConfig:
         exit_node = netmap.peers.get(self._exit_node_id) if self._exit_node_id is not None else None
         hosts = host_records(netmap, self._hosts, self._cache)
-        return dns_config(netmap, self._wishes, hosts, exit_node)
+        return dns_config(netmap, self._wishes, hosts, exit_node, frozenset(self._parents.values()))

@@ -1,25 +1,21 @@
-"""The decisions behind a plan, one function each: whose routes count, which names exist, who answers DNS.
+"""The decisions behind a plan, one function each: whose routes count, and what the host routes and filters.
 
-Rules: tailscale: ipn/ipnlocal/local.go (routerConfig), ipn/ipnlocal/node_backend.go (dnsConfigForNetmap),
-net/routemanager. `tsd.routes.planner` puts them together.
+Rules: tailscale: ipn/ipnlocal/local.go (routerConfig), net/routemanager. Names are `names`; `tsd.routes.planner` puts
+them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
-from tsd.base.addr import QUAD_100, QUAD_100_V6, IPAddress, IPPrefix, is_tailnet_packed, packed_single, parse_ip
-from tsd.base.errors import DecodeError
+from tsd.base.addr import QUAD_100, QUAD_100_V6, IPAddress, IPPrefix, is_tailnet_packed, packed_single
 from tsd.hull import DnsConfig, RouterConfig
 from tsd.netmap.netmap import Netmap
-from tsd.tailcfg.dns import DNSConfig, Resolver
 from tsd.tailcfg.node import Node
 
 DEFAULT_V4, DEFAULT_V6 = ip_network("0.0.0.0/0"), ip_network("::/0")
-EXIT_DNS_SINCE_CAPVER = 26
-"""Nodes of this capability version answer DNS over HTTP on their PeerAPI (tailscale: tailcfg/tailcfg.go)."""
 
 _NEVER_FORWARDED: tuple[IPPrefix, ...] = tuple(
     ip_network(text)
@@ -250,105 +246,3 @@ def router_config(
         netfilter_kind=wishes.netfilter_kind,
         keeps_cgnat_open=wishes.keeps_cgnat_open,
     )
-
-
-class Hosts(Mapping[str, tuple[IPAddress, ...]]):
-    """Names with their addresses; of thousands, few are ever asked for, so they stay packed until then."""
-
-    def __init__(self, packed: dict[str, tuple[bytes, ...]]) -> None:
-        self._packed = packed
-
-    def __getitem__(self, name: str) -> tuple[IPAddress, ...]:
-        return tuple([unpacked(raw) for raw in self._packed[name]])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._packed)
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._packed
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Hosts):
-            return self._packed == other._packed
-        if not isinstance(other, Mapping):
-            return NotImplemented
-        return len(self) == len(other) and all(other.get(name) == ips for name, ips in self.items())
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def host_records(netmap: Netmap, peer_hosts: Mapping[str, tuple[bytes, ...]], cache: PrefixCache) -> Hosts:
-    """Names of peers and of ourselves, and control's extra records."""
-    hosts = dict(peer_hosts)
-    own_name = host_name(netmap.self_node)
-    if own_name:
-        hosts[own_name] = tuple(cache.packed_of(netmap.self_node))
-    for record in netmap.dns.extra_records or ():
-        ip = _address(record.value)
-        if ip is not None and record.type in ("", "A", "AAAA"):
-            name = record.name.rstrip(".").lower()
-            hosts[name] = (*hosts.get(name, ()), ip.packed)
-    return Hosts(hosts)
-
-
-def dns_config(
-    netmap: Netmap, wishes: RouteWishes, hosts: Mapping[str, tuple[IPAddress, ...]], exit_node: Node | None
-) -> DnsConfig:
-    """Names are answered by us in every case; the rest is for nodes that accept the tailnet's DNS settings."""
-    control: DNSConfig = netmap.dns
-    suffix = netmap.magic_suffix if control.proxied else ""
-    routes = {name.strip(".").lower(): upstreams(resolvers or ()) for name, resolvers in (control.routes or {}).items()}
-    if suffix:
-        routes.setdefault(suffix.lower(), ())
-    resolvers = upstreams(control.resolvers or ())
-    if wishes.wants_exit_node:
-        kept = upstreams(resolver for resolver in control.resolvers or () if resolver.use_with_exit_node)
-        resolvers = kept or exit_node_resolvers(exit_node) or resolvers
-    return DnsConfig(
-        hosts=hosts,
-        search_domains=_search_domains(control.domains or ()),
-        routes=routes,
-        resolvers=resolvers,
-        magic_suffix=suffix,
-        wants_os_config=wishes.accept_dns,
-    )
-
-
-def exit_node_resolvers(exit_node: Node | None) -> tuple[str, ...]:
-    """Where an exit node answers DNS for those who use it; empty when it cannot."""
-    if exit_node is None:
-        return ()
-    if exit_node.is_wireguard_only:
-        return upstreams(exit_node.exit_node_dns_resolvers or ())
-    hostinfo = exit_node.hostinfo
-    if hostinfo is None or not (hostinfo.service_port("peerapi-dns-proxy") or exit_node.cap >= EXIT_DNS_SINCE_CAPVER):
-        return ()
-    for ip in addresses_of(exit_node):
-        port = hostinfo.service_port("peerapi4" if ip.version == 4 else "peerapi6")
-        if port:
-            host = f"[{ip}]" if ip.version == 6 else str(ip)
-            return (f"http://{host}:{port}/dns-query",)
-    return ()
-
-
-def _search_domains(domains: Iterable[str]) -> tuple[str, ...]:
-    """Without empties, trailing dots, repetitions, and what would not be one word in a resolver's file."""
-    return tuple(dict.fromkeys(d.strip(".") for d in domains if d.strip(".") and len(d) <= 253 and _is_word(d)))
-
-
-def _is_word(text: str) -> bool:
-    return text.isprintable() and " " not in text
-
-
-def upstreams(resolvers: Iterable[Resolver]) -> tuple[str, ...]:
-    return tuple(resolver.addr for resolver in resolvers if resolver.addr and _is_word(resolver.addr))
-
-
-def _address(text: str) -> IPAddress | None:
-    try:
-        return parse_ip(text)
-    except DecodeError:
-        return None

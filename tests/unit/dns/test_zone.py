@@ -76,3 +76,35 @@ def test_garbage_never_raises(zone: Zone, wire: bytes) -> None:
 def test_no_magic_dns_claims_nothing() -> None:
     assert magic_suffixes("") == ()
     assert ask(Zone({}), "n1.tn.example.") is None
+
+
+VIA = ip_address("fd7a:115c:a1e0:b1a:0:7:a01:203")
+
+
+@pytest.mark.parametrize("name", ["10-1-2-3-via-7", "10-1-2-3-via-0x7.tn.example", "10-1-2-3-VIA-7.foo.ts.net"])
+def test_4via6_names_are_computed(zone: Zone, name: str) -> None:
+    reply = ask(zone, name, "AAAA")
+    assert reply is not None and reply.answer[0][0].to_text() == str(VIA)
+    empty = ask(zone, name, "A")
+    assert empty is not None and empty.rcode() == dns.rcode.NOERROR and not empty.answer
+
+
+@pytest.mark.parametrize("name", ["10-1-2-via-7", "10-1-2-3-via--7", "10-1-2-3-via-4294967296", "x-via-7", "-via-"])
+def test_what_only_looks_like_4via6(zone: Zone, name: str) -> None:
+    reply = ask(zone, f"{name}.tn.example.", "AAAA")
+    assert reply is not None and reply.rcode() == dns.rcode.NXDOMAIN
+    assert ask(zone, f"{name}.example.org.", "AAAA") is None
+
+
+def test_4via6_and_old_ipv6_addresses_in_reverse() -> None:
+    zone = Zone({"n1.tn.example": (ip_address("100.65.66.67"),)}, magic_suffixes("tn.example"))
+    assert zone.reverse(VIA) == "10-1-2-3-via-7.tn.example"
+    assert zone.reverse(ip_address("fd7a:115c:a1e0:ab12:4843:cd96:6241:4243")) == "n1.tn.example"
+
+
+def test_names_below_a_host_and_zones_inside_of_zones() -> None:
+    hosts = {"web.tn.example": (ip_address("100.64.0.3"),), "db.tn.example": (ip_address("100.64.0.4"),)}
+    zone = Zone(hosts, ("tn.example",), {"web.tn.example"}, ("corp.tn.example",))
+    assert zone.lookup("a.b.Web.tn.example") == (ip_address("100.64.0.3"),)
+    assert zone.lookup("a.db.tn.example") == () and zone.owns("a.db.tn.example")
+    assert not zone.owns("x.corp.tn.example") and zone.owns("corp2.tn.example")

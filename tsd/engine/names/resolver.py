@@ -48,8 +48,9 @@ class Resolver:
 
     def configure(self, config: DnsConfig) -> None:
         own_zones = tuple(suffix for suffix, upstreams in config.routes.items() if not upstreams)
-        self._zone = Zone(config.hosts, (*magic_suffixes(config.magic_suffix), *own_zones), config.subdomain_hosts)
         self._routes = {s.strip(".").lower(): tuple(ups) for s, ups in config.routes.items() if ups}
+        own_zones = (*magic_suffixes(config.magic_suffix), *own_zones)
+        self._zone = Zone(config.hosts, own_zones, config.subdomain_hosts, self._routes)
         if (config.routes, config.resolvers) != (self._config.routes, self._config.resolvers):
             self.forwarder.loops.forget()
         self._config = config

@@ -6,14 +6,16 @@ network is hostile: sizes are bounded, documents with a DTD are refused, and onl
 
 from __future__ import annotations
 
+import html
 import re
 from ipaddress import IPv4Address
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urljoin, urlsplit
-from xml.etree import ElementTree
-from xml.sax.saxutils import escape
 
 from tsd.base.addr import AddrPort
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 SSDP_PORT: Final = 1900
 SSDP_GROUP: Final = AddrPort(IPv4Address("239.255.255.250"), SSDP_PORT)
@@ -117,7 +119,7 @@ def _joined(base: str, path: str, gateway: IPv4Address) -> str | None:
 
 def call(service: Service, action: str, **arguments: str | int) -> tuple[dict[str, str], bytes]:
     """Headers and body of a SOAP call."""
-    inside = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in arguments.items())
+    inside = "".join(f"<{name}>{html.escape(str(value), quote=False)}</{name}>" for name, value in arguments.items())
     body = _ENVELOPE.format(action=action, service=service.kind, arguments=inside).encode()
     return {"Content-Type": 'text/xml; charset="utf-8"', "SOAPAction": f'"{service.kind}#{action}"'}, body
 
@@ -134,9 +136,11 @@ def parse_reply(status: int, body: bytes) -> SoapReply | None:
     return SoapReply(0, values)
 
 
-def _parse(body: bytes) -> ElementTree.Element | None:
+def _parse(body: bytes) -> Element | None:
     if len(body) > DOCUMENT_BYTES or b"\0" in body or _DTD.search(body):
         return None
+    from xml.etree import ElementTree  # most networks have no such router
+
     try:
         return ElementTree.fromstring(body)
     except (ElementTree.ParseError, ValueError, LookupError):

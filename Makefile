@@ -1,6 +1,6 @@
 # make demo   a whole tailnet on this machine, in seconds (KEEP=1 leaves it running)
 # make test   every check: lint, types, layers, tests on both event loops
-# The rest: make venv, test-native, bench, fuzz, clean.
+# The rest: make venv, packages, test-systemd, test-native, bench, fuzz, clean.
 
 .PHONY: FORCE demo test venv venv-dev test-native bench bench-tun fuzz lint clean
 .DEFAULT_GOAL := venv
@@ -37,6 +37,14 @@ $(STAMP_DEV): $(STAMP)
 
 lint: venv-dev
 	@$(VENV)/bin/python tests/check.py --lint-only
+
+# The .deb and the .rpm, into dist/, for this machine's kind of Python and processor.
+packages: venv
+	@$(VENV)/bin/python packaging/build_packages.py $(ARGS)
+
+# The .deb under a real systemd, in a Debian root booted in namespaces (root; makes the root once, minutes).
+test-systemd: venv-dev
+	@$(VENV)/bin/python -m pytest -q -rs tests/systemd
 
 # The C core under ASan and UBSan.
 test-native: venv-dev

@@ -5,7 +5,7 @@ set -eu
 
 missing=
 for pair in ip:iproute2 nft:nftables tshark:tshark wireguard-go:wireguard-go wg:wireguard-tools systemd-analyze:systemd \
-    curl:curl iptables-legacy:iptables ping:iputils-ping dnsmasq:dnsmasq-base dbus-daemon:dbus-daemon; do
+    curl:curl rpmbuild:rpm iptables-legacy:iptables ping:iputils-ping dnsmasq:dnsmasq-base dbus-daemon:dbus-daemon; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
 done
 [ -n "$missing" ] || exit 0

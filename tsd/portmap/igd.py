@@ -151,7 +151,7 @@ def _local(tag: object) -> str:
     return str(tag).rpartition("}")[2]
 
 
-def _text(element: ElementTree.Element, name: str) -> str:
+def _text(element: Element, name: str) -> str:
     for child in element:
         if _local(child.tag) == name:
             return (child.text or "").strip()

@@ -2,7 +2,7 @@
 # make test   every check: lint, types, layers, tests on both event loops
 # The rest: make venv, packages, test-systemd, test-native, bench, fuzz, clean.
 
-.PHONY: FORCE demo test venv venv-dev test-native bench bench-tun fuzz lint clean
+.PHONY: FORCE demo test packages test-systemd venv venv-dev test-native bench bench-tun fuzz lint clean
 .DEFAULT_GOAL := venv
 
 VENV := .venv

@@ -18,7 +18,7 @@ from harness.coordproc import CoordProcess
 from harness.nodes import ROOT
 from harness.supervisor import Supervisor
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
 
 
 @pytest.fixture

@@ -80,10 +80,22 @@ class RouterLab:
         self.c.up(self.coord.url, key, "--accept-routes")
         self.r.up(self.coord.url, key, f"--advertise-routes={LAN4},{LAN6}", "--advertise-exit-node")
         self.coord.call("nodes.approve-routes", node="r", routes=[LAN4, LAN6, *EXIT])
-        for version in (4, 6):
-            asked = self.who(LAN_HOST[version])
-            assert asked, f"the LAN host does not answer:\n{self.c.tail()}\n{self.r.tail()}"
+        self.reset()
         return self
+
+    def reset(self) -> None:
+        """Both daemons as after the start; waits until all is reachable."""
+        modes = [
+            "--netfilter-mode=on",
+            "--netfilter-backend=auto",
+            "--snat-subnet-routes",
+            "--stateful-filtering=false",
+        ]
+        self.r.call("set", *modes)
+        self.c.call("set", *modes, "--exit-node=", "--exit-node-allow-lan-access=false")
+        for version in (4, 6):
+            seen = self.who(LAN_HOST[version], ROUTER[version])
+            assert seen == ROUTER[version], f"the LAN host sees {seen}:\n{self.c.tail()}\n{self.r.tail()}"
 
     def close(self) -> None:
         for server in self.servers:
@@ -93,14 +105,11 @@ class RouterLab:
 
     # --- looking
 
-    def who(self, host: str, wanted: str = "", namespace: str = "") -> str:
-        """As which address a host sees the client; waits for an answer, or for the one that is wanted."""
-        where = namespace or self.c.namespace
-        if wanted:
-            return soon(lambda: who_am_i(where, host), wanted)
-        found: list[str] = []
-        soon(lambda: (found.append(who_am_i(where, host)), "y" if found[-1] else "")[1], "y")
-        return found[-1]
+    def who(self, host: str, wanted: str = "", namespace: str = "", timeout_s: float = 15.0) -> str:
+        """As which address a host sees the client; waits for the one that is wanted."""
+        return soon(
+            lambda: who_am_i(namespace or self.c.namespace, host, timeout_s=min(2.0, timeout_s)), wanted, timeout_s
+        )
 
     def ping(self, namespace: str, target: str, count: int = 1) -> int:
         line = ["ping", "-c", str(count), "-i", "0.2", "-W", "1", target]

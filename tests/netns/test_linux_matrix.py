@@ -6,14 +6,13 @@ The router's LAN host and the Internet host say as whom they see the client.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from harness.netlab import NetLab, wait_for
+from harness.netlab import wait_for
 from harness.routerlab import INTERNET, LAN_HOST, ROUTER, RouterLab
 from harness.sockets import shout
 
@@ -21,16 +20,6 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 BACKENDS = ["nft", "iptables-nft", "iptables-legacy"]
 MODES = ["on", "nodivert", "off"]
-
-
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterLab]:
-    with NetLab(f"tsdRm{os.getpid()}", "10.97.20") as lab:
-        net = RouterLab(lab, tmp_path_factory.mktemp("matrix"))
-        try:
-            yield net.start()
-        finally:
-            net.close()
 
 
 class Wiring:

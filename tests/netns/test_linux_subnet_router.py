@@ -1,137 +1,50 @@
-"""`tsd --tun` as subnet router: LAN host `l` behind router `r`, client `c`, all with the kernel's traffic.
+"""A subnet router's finer points: filtering by state, large pages, forged sources, networks that overlap.
 
-Modes of the firewall are changed while running; the source address that the LAN host sees is asserted.
+Modes, backends and sources seen are in test_linux_matrix.py.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from harness.coordproc import CoordProcess
 from harness.hoststate import answered
-from harness.netlab import NetLab, sh, wait_for
-from harness.nodes import TunTsdNode
+from harness.netlab import wait_for
+from harness.routerlab import EXIT, LAN4, LAN6, LAN_HOST, ROUTER, RouterLab
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
-LAN4, LAN6 = "192.0.2.0/24", "2001:db8:5::/64"
-ROUTER4, ROUTER6, HOST4, HOST6 = "192.0.2.1", "2001:db8:5::1", "192.0.2.2", "2001:db8:5::2"
-SEEN = (
-    "import socket; s = socket.create_server((%r, 9000), family=%s, dualstack_ipv6=False); s.settimeout(20); "
-    "print(s.accept()[1][0])"
-)
+HOST4 = LAN_HOST[4]
 
 
-class Tailnet:
-    def __init__(self, lab: NetLab, folder: Path, coord: CoordProcess) -> None:
-        self.lab = lab
-        self.coord = coord
-        router, client, self.host = (lab.add_host(name) for name in ("r", "c", "l"))
-        self._wire_lan(router)
-        self.r = TunTsdNode(lab, router, folder / "r", "r")
-        self.c = TunTsdNode(lab, client, folder / "c", "c")
-        key = self.coord.auth_key(reusable=True)
-        for node, flags in ((self.r, [f"--advertise-routes={LAN4},{LAN6}"]), (self.c, ["--accept-routes"])):
-            node.start()
-            node.up(self.coord.url, key, *flags)
-        self.coord.call("nodes.approve-routes", node="r", routes=[LAN4, LAN6])
-        wait_for(lambda: self.ping(HOST4) and self.ping(HOST6), 30, "the LAN host")
-
-    def _wire_lan(self, router: str) -> None:
-        sh("ip", "-n", self.host, "link", "set", "eth0", "down")
-        sh("ip", "-n", router, "link", "add", "lan0", "type", "veth", "peer", "name", "lan0", "netns", self.host)
-        for name, number in ((router, 1), (self.host, 2)):
-            sh("ip", "-n", name, "addr", "add", f"192.0.2.{number}/24", "dev", "lan0")
-            sh("ip", "-n", name, "addr", "add", f"2001:db8:5::{number}/64", "dev", "lan0", "nodad")
-            sh("ip", "-n", name, "link", "set", "lan0", "up")
-        for key in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
-            self.lab.run(router, "sysctl", "-qw", f"{key}=1")
-
-    def ping(self, target: str, namespace: str = "") -> int:
-        line = ["ping", "-c", "2", "-i", "0.2", "-W", "1", target]
-        return answered(self.lab.run(namespace or self.c.namespace, *line, check=False))
-
-    def source_seen(self, target: str) -> str:
-        """Which address the LAN host sees when the client connects."""
-        family = "socket.AF_INET6" if ":" in target else "socket.AF_INET"
-        log = self.c.folder / "seen.log"
-        log.write_text("")
-        listening = self.lab.start(self.host, [sys.executable, "-c", SEEN % (target, family)], log)
-        ask = f"import socket; socket.create_connection(({target!r}, 9000), 5)"
-        wait_for(lambda: "9000" in self.lab.run(self.host, "ss", "-ltn"), 10, "the listener")
-        self.lab.run(self.c.namespace, sys.executable, "-c", ask, check=False)
-        wait_for(lambda: not listening.is_running, 25, "an answer")
-        return log.read_text().strip()
-
-    def firewall(self) -> str:
-        return self.lab.run(self.r.namespace, "nft", "list", "ruleset")
+def _firewall(net: RouterLab) -> str:
+    return net.lab.run(net.r.namespace, "nft", "list", "ruleset")
 
 
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tailnet]:
-    with NetLab(f"tsdKr{os.getpid()}", "10.97.8") as lab:
-        hub, folder = lab.add_host("h"), tmp_path_factory.mktemp("router")
-        with CoordProcess(
-            folder / "coord", netns=hub, address=lab.address(hub), control_port=8080, derp_port=3340, stun_port=3478
-        ) as coord:
-            yield Tailnet(lab, folder, coord)
+def _health(net: RouterLab, node: str) -> str:
+    return " ".join((net.r if node == "r" else net.c).status()["Health"] or [])
 
 
-def test_f03_the_lan_sees_the_router_unless_snat_is_off(net: Tailnet) -> None:
-    assert net.source_seen(HOST4) == ROUTER4
-    assert net.source_seen(HOST6) == ROUTER6
-    for prefix, router in (("100.64.0.0/10", ROUTER4), ("fd7a:115c:a1e0::/48", ROUTER6)):
-        net.lab.run(net.host, "ip", "route", "add", prefix, "via", router)
-    net.r.call("set", "--snat-subnet-routes=false")
-    wait_for(lambda: "masquerade" not in net.firewall(), 10, "no masquerading")
-    assert net.source_seen(HOST4) == net.c.ip4
-    assert net.source_seen(HOST6) == net.c.ip6
-    assert net.ping(net.c.ip4, net.host) == 2, "a LAN host opens connections to tailnet nodes"
-    net.r.call("set", "--snat-subnet-routes=true")
-    wait_for(lambda: "masquerade" in net.firewall(), 10, "masquerading")
-    assert net.source_seen(HOST4) == ROUTER4
-
-
-def _mode_of(firewall: str) -> str:
-    if "chain tsd-forward" not in firewall:
-        return "off"
-    return "on" if "type filter hook" in firewall else "nodivert"
-
-
-def test_modes_of_the_firewall_are_changed_while_running(net: Tailnet) -> None:
-    whole = net.firewall()
-    for mode in ("nodivert", "off", "nodivert", "on"):
-        net.r.call("set", f"--netfilter-mode={mode}")
-        wait_for(lambda mode=mode: _mode_of(net.firewall()) == mode, 10, mode)  # type: ignore[misc]
-        assert ("masquerade" in net.firewall()) == (mode != "off")
-    wait_for(lambda: net.firewall() == whole, 10, "the same rules as before")
-    assert net.source_seen(HOST4) == ROUTER4
-
-
-def test_stateful_filtering_lets_only_answers_into_the_tunnel(net: Tailnet) -> None:
+def test_stateful_filtering_lets_only_answers_into_the_tunnel(net: RouterLab) -> None:
+    client = net.own(net.c, 4)
     net.r.call("set", "--stateful-filtering=true")
-    wait_for(lambda: "ct state" in net.firewall().split("tsd-postrouting")[0].split("tsd-forward")[1], 10, "the rule")
-    assert net.ping(HOST4) == 2
-    assert net.ping(net.c.ip4, net.host) == 0
+    wait_for(lambda: "ct state" in _firewall(net).split("chain tsd-forward")[1].split("}")[0], 10, "the rule")
+    assert net.ping(net.c.namespace, HOST4)
+    assert not net.ping(net.l, client)
     net.r.call("set", "--stateful-filtering=false")
-    wait_for(lambda: net.ping(net.c.ip4, net.host) == 2, 10, "traffic from the LAN")
+    wait_for(lambda: net.ping(net.l, client), 10, "traffic from the LAN")
 
 
-def test_f13_large_pages_pass_from_a_lan_with_a_larger_mtu(net: Tailnet) -> None:
+def test_f13_large_pages_pass_from_a_lan_with_a_larger_mtu(net: RouterLab) -> None:
     """Segments of the LAN host fit the tunnel, because the MSS of its SYN is clamped."""
-    log = net.c.folder / "mss.log"
-    log.write_text("")
+    log = net.folder / "mss.log"
     served = (
         "import socket; s = socket.create_server(('192.0.2.2', 9001)); s.settimeout(20); c = s.accept()[0]; "
         "print(c.getsockopt(6, 2)); c.sendall(bytes(4 << 20)); c.close()"
     )
-    net.lab.start(net.host, [sys.executable, "-c", served], log)
-    wait_for(lambda: "9001" in net.lab.run(net.host, "ss", "-ltn"), 10, "the listener")
+    net.lab.start(net.l, [sys.executable, "-c", served], log)
+    wait_for(lambda: "9001" in net.lab.run(net.l, "ss", "-ltn"), 10, "the listener")
     ask = (
         "import socket; s = socket.create_connection(('192.0.2.2', 9001), 5); n = 0\n"
         "while d := s.recv(65536): n += len(d)\nprint(n)"
@@ -140,17 +53,68 @@ def test_f13_large_pages_pass_from_a_lan_with_a_larger_mtu(net: Tailnet) -> None
     assert int(log.read_text()) <= 1240
 
 
-def test_strangers_with_an_address_of_the_overlay_are_dropped(net: Tailnet) -> None:
-    net.lab.run(net.host, "ip", "addr", "add", "100.64.9.9/32", "dev", "lan0")
-    forged = net.lab.run(net.host, "ping", "-c", "2", "-i", "0.2", "-W", "1", "-I", "100.64.9.9", ROUTER4, check=False)
-    assert answered(forged) == 0
-    rules = net.lab.run(net.r.namespace, "nft", "-j", "list", "chain", "inet", "tsd", "tsd-input")
-    assert "drop" in rules
+def test_strangers_with_an_address_of_the_overlay_are_dropped(net: RouterLab) -> None:
+    net.lab.run(net.l, "ip", "addr", "add", "100.64.9.9/32", "dev", "lan0")
+    try:
+        line = ["ping", "-c", "2", "-i", "0.2", "-W", "1", "-I", "100.64.9.9", ROUTER[4]]
+        assert answered(net.lab.run(net.l, *line, check=False)) == 0
+        rules = net.lab.run(net.r.namespace, "nft", "-j", "list", "chain", "inet", "tsd", "tsd-input")
+        assert "drop" in rules
+    finally:
+        net.lab.run(net.l, "ip", "addr", "del", "100.64.9.9/32", "dev", "lan0")
 
 
-def test_f07_a_router_keeps_its_own_lan_when_others_offer_it(net: Tailnet) -> None:
+def test_f06_a_host_that_lives_in_the_range_keeps_its_neighbours(net: RouterLab) -> None:
+    """Both directions and for good: nothing of a provider's network in 100.64.0.0/10 is cut off."""
+    run = net.lab.run
+    run(net.r.namespace, "ip", "addr", "add", "100.100.5.2/20", "dev", "lan0")
+    run(net.l, "ip", "addr", "add", "100.100.0.1/20", "dev", "lan0")
+    try:
+        wait_for(lambda: net.ping(net.l, "100.100.5.2"), 10, "the provider reaches the host")
+        assert net.ping(net.r.namespace, "100.100.0.1")
+        assert net.ping(net.r.namespace, net.own(net.c, 4)), "tailnet"
+    finally:
+        run(net.r.namespace, "ip", "addr", "del", "100.100.5.2/20", "dev", "lan0")
+        run(net.l, "ip", "addr", "del", "100.100.0.1/20", "dev", "lan0")
+    wait_for(lambda: "drop" in _firewall(net), 10, "the rule again")
+
+
+def test_f07_a_router_keeps_its_own_lan_when_others_offer_it(net: RouterLab) -> None:
     net.c.call("set", f"--advertise-routes={LAN4}")
     net.coord.call("nodes.approve-routes", node="c", routes=[LAN4])
     net.r.call("set", "--accept-routes")
-    assert "lan0" in net.lab.run(net.r.namespace, "ip", "route", "get", HOST4)
-    assert net.ping(HOST4, net.r.namespace) == 2
+    try:
+        assert "lan0" in net.lab.run(net.r.namespace, "ip", "route", "get", HOST4)
+        assert net.ping(net.r.namespace, HOST4)
+    finally:
+        net.r.call("set", "--accept-routes=false")
+        net.c.call("set", "--advertise-routes=")
+        net.coord.call("nodes.approve-routes", node="c", routes=[])
+
+
+def test_f07_a_lan_that_comes_later_wins_too_and_it_is_said(net: RouterLab) -> None:
+    """The client moves into a network that its peer offers, and out of it again."""
+    run, name = net.lab.run, net.c.namespace
+    assert "tsd0" in run(name, "ip", "route", "get", HOST4)
+    run(name, "ip", "addr", "add", "192.0.2.77/25", "dev", "eth0")
+    try:
+        wait_for(lambda: "dev eth0" in run(name, "ip", "route", "get", HOST4), 10, "the network of the host")
+        assert "tsd0" in run(name, "ip", "route", "get", "192.0.2.200"), "outside of it"
+        wait_for(lambda: "192.0.2.0/25" in _health(net, "c"), 20, "the notice")
+    finally:
+        run(name, "ip", "addr", "del", "192.0.2.77/25", "dev", "eth0")
+    wait_for(lambda: "tsd0" in run(name, "ip", "route", "get", HOST4), 10, "the tunnel")
+    wait_for(lambda: "192.0.2.0/25" not in _health(net, "c"), 20, "no notice")
+
+
+def test_f10_forwarding_that_is_off_is_said_with_the_key_of_the_interface(net: RouterLab) -> None:
+    def key(name: str, value: int) -> None:
+        net.lab.run(net.r.namespace, "sysctl", "-qw", f"net.ipv4.conf.{name}={value}")
+
+    key("lan0.forwarding", 0)
+    wait_for(lambda: "net.ipv4.conf.lan0.forwarding=1" in _health(net, "r"), 20, "the interface")
+    said = net.r.call("set", f"--advertise-routes={LAN4},{LAN6}").stdout
+    assert "net.ipv4.conf.lan0.forwarding=1" in said
+    key("lan0.forwarding", 1)
+    wait_for(lambda: "forward" not in _health(net, "r"), 20, "silence")
+    net.coord.call("nodes.approve-routes", node="r", routes=[LAN4, LAN6, *EXIT])

@@ -99,15 +99,16 @@ class Caretaker:
             what = ", ".join(self._router.put_back)
             by = f"; last changed by {self._culprit}" if self._culprit else ""
             log.warning("put back what somebody else removed: %s%s", what, by)
-            self._repairs.append(now)
+            self._repairs.append((now, self._router.put_back))
         self._tell_fight(now)
         self._tell_facts()
 
     def _tell_fight(self, now: float) -> None:
-        is_fight = len(self._repairs) == FIGHT_REPAIRS and now - self._repairs[0] < FIGHT_S
-        self._routing.is_slowed = is_fight
+        recent = [what for at, what in self._repairs if now - at < FIGHT_S]
+        self._routing.is_slowed = len([at for at, _ in self._repairs if now - at < SLOW_S]) == SLOW_REPAIRS
         by = self._culprit or "another program"
-        self._report("routing-fight", f"{by} removes {', '.join(self._router.removed)}" if is_fight else "")
+        kinds = dict.fromkeys(kind for what in recent for kind in what)
+        self._report("routing-fight", f"{by} removes {', '.join(kinds)}" if len(recent) >= FIGHT_REPAIRS else "")
 
     # --- looking
 

@@ -75,8 +75,6 @@ class LinuxRouter:
         """Networks of this host that peers offer too; ours win."""
         self.put_back: tuple[str, ...] = ()
         """What of ours the last `apply` found missing, though it had been there."""
-        self.removed: tuple[str, ...] = ()
-        """What was put back last."""
         self._applied = RouterConfig()
 
     @property
@@ -114,7 +112,6 @@ class LinuxRouter:
     def _note_repair(self, adds: Sequence[Change]) -> None:
         kinds = dict.fromkeys(_KIND_OF.get(type(change.subject), "") for change in adds if not _is_throw(change))
         self.put_back = tuple(kind for kind in kinds if kind)
-        self.removed = self.put_back or self.removed
 
     def revert(self, *, stays_closed: bool = False) -> None:
         """Take everything back; the interface stays, down. Raises `HullError`.
@@ -205,7 +202,7 @@ class LinuxRouter:
             else:
                 self._sources.restore()
             if self._netfilter.apply(wishes):
-                self.put_back = self.removed = (*self.put_back, "firewall rules")
+                self.put_back = (*self.put_back, "firewall rules")
         except HullError as err:
             return [str(err)]
         return []

@@ -1,0 +1,95 @@
+"""What somebody else flushes or edits is put back at once; a program that goes on and on is named; drops of others too.
+
+The times are printed; they are the product's promise on an idle machine, so only generous limits are asserted.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from harness.hoststate import snapshot
+from harness.netlab import wait_for
+from harness.routerlab import LAN_HOST, ROUTER, RouterLab
+from harness.sockets import who_am_i
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+LIMIT_S = 15.0
+FLUSHES = {
+    "nft": ["nft flush ruleset", "nft delete table inet tsd", "nft flush chain inet tsd tsd-forward"],
+    "iptables-nft": ["nft flush ruleset", "iptables-nft -F", "iptables-nft -t nat -F", "ip6tables-nft -D FORWARD 1"],
+    "iptables-legacy": ["iptables-legacy -F", "iptables-legacy -t nat -F", "ip6tables-legacy -D INPUT 1"],
+}
+ROUTING = [
+    "ip rule flush",
+    "ip -6 rule del pref 5370",
+    "ip route flush table 53",
+    "ip -6 route flush table 53",
+    "ip addr flush dev tsd0 scope global",
+]
+
+
+def _state(net: RouterLab) -> dict[str, list[str]]:
+    """Without the order of routes, which is that of their making."""
+    texts = snapshot(net.lab, net.r.namespace)
+    legacy = net.lab.run(net.r.namespace, "sh", "-c", "iptables-legacy-save; ip6tables-legacy-save")
+    texts["legacy"] = re.sub(r"(?m)^#.*|\[.*?\]", "", legacy)
+    texts["firewall"] = re.sub(r"counter packets \d+ bytes \d+", "counter", texts["firewall"])
+    return {what: sorted(text.splitlines()) for what, text in texts.items()}
+
+
+def _healed_s(net: RouterLab, line: str, whole: dict[str, list[str]]) -> float:
+    net.lab.run(net.r.namespace, *line.split())
+    if line == "ip rule flush":  # that leaves the rule of local addresses only
+        for table, priority in (("main", "32766"), ("default", "32767")):
+            net.lab.run(net.r.namespace, "ip", "rule", "add", "lookup", table, "pref", priority)
+    began = time.monotonic()
+    wait_for(
+        lambda: who_am_i(net.c.namespace, LAN_HOST[4], timeout_s=0.3) == ROUTER[4], LIMIT_S, f"traffic after {line}"
+    )
+    took_s = time.monotonic() - began
+    wait_for(lambda: _state(net) == whole, LIMIT_S, f"everything as before {line}")
+    print(f"{line}: traffic after {took_s:.2f} s, all after {time.monotonic() - began:.2f} s")
+    return took_s
+
+
+@pytest.mark.parametrize("backend", FLUSHES)
+def test_flushed_firewalls_are_back(net: RouterLab, backend: str) -> None:
+    net.r.call("set", f"--netfilter-backend={backend}")
+    wait_for(lambda: who_am_i(net.c.namespace, LAN_HOST[4], timeout_s=0.3) == ROUTER[4], 15, "traffic")
+    wait_for(lambda: _quiet(net), 15, "a firewall that rests")
+    whole = _state(net)
+    for line in FLUSHES[backend]:
+        _healed_s(net, line, whole)
+
+
+def _quiet(net: RouterLab) -> bool:
+    before = _state(net)
+    time.sleep(0.5)
+    return _state(net) == before
+
+
+def test_flushed_routing_is_back(net: RouterLab) -> None:
+    net.r.call("set", "--netfilter-backend=nft")
+    wait_for(lambda: _quiet(net), 15, "a firewall that rests")
+    whole = _state(net)
+    for line in ROUTING:
+        _healed_s(net, line, whole)
+
+
+def test_a_program_that_undoes_it_again_and_again_is_named_and_gets_less_work(net: RouterLab) -> None:
+    loop = "for i in $(seq 60); do nft flush ruleset; sleep 0.25; done"
+    fighter = net.lab.start(net.r.namespace, ["sh", "-c", loop], net.folder / "fight.log")
+    try:
+        wait_for(lambda: "again and again" in _health(net), 30, "the fight in the status")
+        assert "nft (process" in _health(net) and "firewall rules" in _health(net)
+    finally:
+        fighter.stop()
+    wait_for(lambda: who_am_i(net.c.namespace, LAN_HOST[4], timeout_s=0.3) == ROUTER[4], 20, "traffic again")
+
+
+def _health(net: RouterLab) -> str:
+    return " ".join(net.r.status()["Health"] or [])

@@ -17,6 +17,7 @@ from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.errors import DecodeError, StateError, TsdError
 from tsd.base.keys import DiscoPrivate, DiscoPublic, MachinePrivate, NodePrivate
+from tsd.base.tasks import Tasks
 from tsd.dataplane.fdpump import FdPump
 from tsd.dataplane.pump import Core
 from tsd.engine.account.account import Account, ControlLink
@@ -142,7 +143,7 @@ class Engine:
         self.is_control_connected = False
         self.control_error = ""
         self._stamps = StampStore(options.hull.store, self._clock.wall_ns(), self._on_store_trouble)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(log)
         self._health_timer: asyncio.TimerHandle | None = None
         self.on_state: Callable[[State], None] = lambda state: None
         self.inspection = Inspection(self)
@@ -180,14 +181,11 @@ class Engine:
         self.expiry.close()
         if self._health_timer is not None:
             self._health_timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         self._hull.close()
 
     def spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(work)
 
     # --- AccountHost
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from tsd.base.addr import AddrPort, IPAddress
+from tsd.base.tasks import Tasks
 from tsd.hull import StreamHandler
 from tsplatform.userspace.hostsock import HostDatagrams, HostStream, address_of
 
@@ -77,7 +78,7 @@ class _Listener:
 
     def __init__(self, local: AddrPort, handler: StreamHandler) -> None:
         self._handler = handler
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log)
         self._loop = asyncio.get_running_loop()
         self._sock = _socket(local.ip.version, socket.SOCK_STREAM)
         try:
@@ -94,8 +95,7 @@ class _Listener:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
 
     def _on_readable(self) -> None:
         for _ in range(_ACCEPTS_PER_WAKE):
@@ -109,9 +109,7 @@ class _Listener:
                 return
             client.setblocking(False)
             stream = HostStream(client, address_of(client.getsockname()), address_of(remote))
-            task = self._loop.create_task(self._serve(stream))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._serve(stream), self._loop)
 
     def _resume(self) -> None:
         if self._sock.fileno() >= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort
 from tsd.base.clock import Clock
@@ -24,6 +25,9 @@ DNS_PORT = 53
 IDLE_S = 45.0
 MAX_QUERY_BYTES = 4096
 MAX_WAITING = 256
+MAX_CONNECTIONS = 128
+MAX_PIPELINED = 32
+"""Questions of one connection that are answered at the same time (RFC 7766, 6.2.1.1), in the order they get ready."""
 
 _V4, _V6 = QUAD_100.packed, QUAD_100_V6.packed
 
@@ -37,6 +41,7 @@ class ServiceStack:
         self._stack.forwarder.is_enabled = False
         self._tasks = Tasks(log)
         self._waiting = 0
+        self._connections = 0
         tun.divert = self._divert
 
     async def start(self, resolve: ResolveWire) -> None:
@@ -70,17 +75,14 @@ class ServiceStack:
             port.send(reply, source)
 
     async def _serve_tcp(self, stream: Stream, resolve: ResolveWire) -> None:
-        try:
-            while True:
-                async with asyncio.timeout(IDLE_S):
-                    query = await _read_query(stream)
-                if query is None:
-                    return
-                reply = await self._resolve(query, True, resolve)
-                await stream.write(len(reply).to_bytes(2, "big") + reply)
-        except TimeoutError:
+        if self._connections >= MAX_CONNECTIONS:
+            stream.abort()
             return
+        self._connections += 1
+        try:
+            await _Pipeline(stream, lambda query: self._resolve(query, True, resolve)).run()
         finally:
+            self._connections -= 1
             await stream.close()
 
     async def _resolve(self, query: bytes, over_tcp: bool, resolve: ResolveWire) -> bytes:
@@ -93,6 +95,44 @@ class ServiceStack:
             return b""
         finally:
             self._waiting -= 1
+
+
+class _Pipeline:
+    """The questions of one connection."""
+
+    def __init__(self, stream: Stream, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+        self._stream = stream
+        self._answer = answer
+        self._free = asyncio.Semaphore(MAX_PIPELINED)
+        self._writing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until the client ends, is silent for long, or says something else."""
+        running = Tasks(log)
+        try:
+            while True:
+                async with asyncio.timeout(IDLE_S):
+                    query = await _read_query(self._stream)
+                if query is None:
+                    break
+                await self._free.acquire()
+                running.spawn(self._reply(query))
+            await asyncio.gather(*running, return_exceptions=True)
+        except (TimeoutError, OSError) as err:
+            log.debug(fields("connection ended", reason=err))
+        finally:
+            running.cancel()
+
+    async def _reply(self, query: bytes) -> None:
+        try:
+            reply = await self._answer(query)
+            if reply:
+                async with self._writing:
+                    await self._stream.write(len(reply).to_bytes(2, "big") + reply)
+        except OSError:
+            self._stream.abort()
+        finally:
+            self._free.release()
 
 
 async def _read_query(stream: Stream) -> bytes | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from tsd.base.addr import AddrPort
+from tsd.base.tasks import Tasks
 from tsd.hull import DatagramPort, Stream
 from tsplatform.userspace.bridge import Bridge
 from tsplatform.userspace.hostsock import Acceptor, HostStream, address_of
@@ -45,7 +46,7 @@ class ProxyServer:
         self.protocols = protocols
         self._tun = tun
         self._acceptor: Acceptor | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log)
         self._bridges: set[Bridge] = set()
 
     def start(self, listen: str) -> AddrPort:
@@ -57,8 +58,7 @@ class ProxyServer:
         """Stop listening and reset what is open."""
         if self._acceptor is not None:
             self._acceptor.close()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         for bridge in list(self._bridges):
             bridge.close()
 
@@ -68,10 +68,7 @@ class ProxyServer:
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with the server."""
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.spawn(coroutine)
 
     def _on_client(self, sock: socket.socket) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 from tsd.base.addr import AddrPort, IPAddress, IPPrefix
 from tsd.base.clock import Clock, SystemClock
 from tsd.base.entropy import Entropy, system_entropy
+from tsd.base.tasks import Tasks
 from tsd.hull import Frame, StreamHandler
 from tsd.netstack.events import (
     DatagramReceived,
@@ -64,7 +65,7 @@ class NetstackTun:
         self._timer_at = 0.0
         self._latest = 0.0
         self._listeners: dict[AddrPort, Listener] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log)
 
     # -- the engine's side -------------------------------------------------------------------------------------
 
@@ -85,8 +86,7 @@ class NetstackTun:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
 
     def set_addresses(self, addresses: Sequence[IPAddress]) -> None:
         """Replace our overlay addresses; connections are not touched."""
@@ -163,9 +163,7 @@ class NetstackTun:
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """A task that lives at most as long as the TUN."""
-        task = self.loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(coroutine, self.loop)
 
     def _on_kick(self) -> None:
         self._is_kicked = False

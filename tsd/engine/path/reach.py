@@ -16,6 +16,7 @@ from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy, uniform
 from tsd.base.log import fields
+from tsd.base.tasks import Tasks
 from tsd.engine.driver import Driver
 from tsd.engine.path.plane import Plane
 from tsd.engine.path.portmapping import PortMapping
@@ -92,7 +93,7 @@ class Reach:
         self._endpoint_list = EndpointList()
         self._derp_map = DERPMap()
         self._plane: Plane | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log)
         self._look_timer: asyncio.TimerHandle | None = None
         self._periodic_timer: asyncio.TimerHandle | None = None
         self._wants_another = False
@@ -119,7 +120,7 @@ class Reach:
         """Bind the sockets and watch the links."""
         self.sockets.bind()
         self._events.on_socket_problem(self.sockets.problem)
-        self._spawn(self._watch_links())
+        self._tasks.spawn(self._watch_links())
 
     async def close(self) -> None:
         if self._port_mapping is not None:
@@ -128,8 +129,7 @@ class Reach:
         for timer in (self._look_timer, self._periodic_timer):
             if timer is not None:
                 timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         self.sockets.close()
 
     def set_plane(self, plane: Plane | None) -> None:
@@ -215,7 +215,7 @@ class Reach:
         if self.netcheck.is_running:
             self._wants_another = True
             return
-        self._spawn(self._start_netcheck())
+        self._tasks.spawn(self._start_netcheck())
 
     async def _start_netcheck(self) -> None:
         resolved = await self._resolve_all(hosts_to_resolve(self._derp_map))
@@ -257,7 +257,7 @@ class Reach:
                     self.netcheck.send_failed(address)
             case HttpsWanted(regions):
                 for region_id in regions:
-                    self._spawn(self._probe_https(region_id))
+                    self._tasks.spawn(self._probe_https(region_id))
             case ReportReady(report):
                 self._settle(report)
 
@@ -371,11 +371,6 @@ class Reach:
     def _on_stun(self, datagram: bytes, source: AddrPort) -> None:
         self.netcheck.receive_stun(datagram, source, self._clock.now())
         self._driver.kick()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _findings(report: Report) -> StunFindings:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import datetime
 import ssl
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -220,10 +219,9 @@ async def test_n23_unreachable_control_is_said_in_time(monkeypatch: pytest.Monke
         await asyncio.Event().wait()
 
     monkeypatch.setattr(dial, "_connect_one", never)
-    started = time.monotonic()
-    with pytest.raises(ControlError, match=r"no answer from 192.0.2.1:80 within 0 s \(TCP\)"):
-        await dial.HostDial()("192.0.2.1", 80, timeout_s=0.05)
-    assert time.monotonic() - started < 3
+    async with asyncio.timeout(30):
+        with pytest.raises(ControlError, match=r"no answer from 192.0.2.1:80 within 0 s \(TCP\)"):
+            await dial.HostDial()("192.0.2.1", 80, timeout_s=0.05)
 
 
 class Chunks:

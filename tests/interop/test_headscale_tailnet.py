@@ -101,7 +101,7 @@ def test_closed_port_is_refused_at_once(net: Tailnet) -> None:
     for near, far in ((net.s, net.k), (net.k, net.s)):
         started = time.monotonic()
         assert near.curl(f"http://{far.ip4}:9/").returncode != 0
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("peer", ["k", "r"])

@@ -227,7 +227,7 @@ def test_a_closed_port_is_refused_at_once(pair: Pair, family: int) -> None:
             began = time.monotonic()
             with pytest.raises(Refused) as refused:
                 await open_it(pair.ips["b"][family], 9)
-            assert refused.value.code == code and time.monotonic() - began < 4
+            assert refused.value.code == code and time.monotonic() - began < 8
 
     pair.run(work())
 

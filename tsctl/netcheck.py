@@ -29,7 +29,7 @@ _ROUTER = ("UPnP", "PMP", "PCP")
 def netcheck_command(context: ctx.Context) -> Command:
     def run(parsed: Parsed) -> None:
         if parsed.text("format") not in ("", "json", "json-line"):
-            raise Failure(f"unknown output format {ctx.quoted(parsed.text('format'))}; one of json, json-line")
+            raise UsageError(f"unknown output format {ctx.quoted(parsed.text('format'))}; one of json, json-line")
         if not 0 <= parsed.number("bind-port") <= 65535:
             raise UsageError("--bind-port is not a port number")
         derp_map = context.client.get("derpmap")
@@ -124,7 +124,7 @@ def _show(report: dict[str, Any], derp_map: dict[str, Any], form: str, mapped: s
         ctx.note("# Warning: this JSON format may still change")
         ctx.out(ctx.to_json(report, "\t" if form == "json" else None))
         return
-    names = {str(one["RegionID"]): one for one in derp_map["Regions"].values()}
+    names = {str(one["RegionID"]): one for one in derp_map["Regions"].values() if one and "RegionID" in one}
     best = names.get(str(report["PreferredDERP"]))
     varies = report["MappingVariesByDestIP"]
     ctx.out("\nReport:")

@@ -169,7 +169,7 @@ def _send(
     try:
         sock.sendto(stun_request(transaction), (target.address, target.port))
         result.can_send[target.family] = True
-    except OSError:
+    except (OSError, OverflowError):
         pending.pop(transaction)
 
 

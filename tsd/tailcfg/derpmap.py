@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from tsd.tailcfg.wire import Wire, always
 
 DEFAULT_DERP_PORT = 443
 DEFAULT_STUN_PORT = 3478
+_LAST_PORT = 65535
 
 
 class DERPNode(Wire, frozen=True, gc=False):
@@ -91,12 +93,22 @@ def merge_derp_map(old: DERPMap | None, new: DERPMap) -> DERPMap:
     regions, omit = new.regions, new.omit_default_regions
     if regions is None and old is not None:
         regions, omit = old.regions, old.omit_default_regions
-    clean = {key: region for key, region in (regions or {}).items() if region is not None}
+    clean = {key: _sound(key, region) for key, region in (regions or {}).items() if region is not None and key > 0}
     home = new.home_params
     previous = old.home_params if old is not None else None
     if home is None or (home.region_score is None and previous is not None):
         home = previous
     return DERPMap(home_params=home, regions=dict(clean), omit_default_regions=omit)
+
+
+def _sound(key: int, region: DERPRegion) -> DERPRegion:
+    """What everybody may rely on: a region's key in the map is its ID, and its nodes have ports that exist."""
+    nodes = region.nodes and tuple(
+        node if -1 <= node.stun_port <= _LAST_PORT else replace(node, stun_port=-1)
+        for node in region.nodes
+        if 0 <= node.derp_port <= _LAST_PORT
+    )
+    return region if region.region_id == key and nodes == region.nodes else replace(region, region_id=key, nodes=nodes)
 
 
 def problems(derp_map: DERPMap) -> list[str]:
@@ -117,7 +129,7 @@ def _node_problems(node: DERPNode) -> Iterator[str]:
         yield "HostName is empty"
     if "/" in node.host_name or " " in node.host_name:
         yield f"HostName {node.host_name!r} is not a host name (write it without a scheme or path)"
-    if not 0 <= node.derp_port <= 65535:
+    if not 0 <= node.derp_port <= _LAST_PORT:
         yield f"DERPPort {node.derp_port} is out of range"
-    if not -1 <= node.stun_port <= 65535:
+    if not -1 <= node.stun_port <= _LAST_PORT:
         yield f"STUNPort {node.stun_port} is out of range"

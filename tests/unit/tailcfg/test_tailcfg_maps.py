@@ -117,6 +117,15 @@ def test_derp_map_merge_keeps_what_is_absent() -> None:
     assert merge_derp_map(old, DERPMap(regions={})).regions == {}
 
 
+def test_n18_a_derp_map_with_odd_numbers_is_made_usable() -> None:
+    """Regions go by their key, as peers name them; ports that do not exist are never dialled."""
+    good, stun, relay = DERPNode(name="a"), DERPNode(name="b", stun_port=70000), DERPNode(name="c", derp_port=70000)
+    odd = {901: DERPRegion(region_id=903, nodes=(good, stun, relay)), 0: DERPRegion(), -1: DERPRegion(region_id=-1)}
+    merged = merge_derp_map(None, DERPMap(regions=odd))
+    assert merged.regions == {901: DERPRegion(region_id=901, nodes=(good, DERPNode(name="b", stun_port=-1)))}
+    assert not merge_derp_map(None, DERPMap(regions={1: DERPRegion(region_id=1, nodes=(relay,))})).is_usable
+
+
 def test_n18_relay_ports_and_bad_hosts_are_named() -> None:
     node = DERPNode(
         name="1a", region_id=1, host_name="https://relay.example", derp_port=30000, stun_port=-1, ipv6="none"

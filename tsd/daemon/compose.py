@@ -25,6 +25,7 @@ from tsd.daemon.logsetup import LogTap, announce_http_proxy, announce_socks5
 from tsd.daemon.statefiles import OpenedState
 from tsd.engine.account.states import State
 from tsd.engine.engine import Engine, EngineOptions
+from tsd.engine.names.ownlookup import OwnLookup
 from tsd.engine.path.portmapping import PortMapping
 from tsd.engine.path.sockets import host_udp
 from tsd.hull import DatagramPort, Hull, Stream
@@ -171,10 +172,13 @@ class DaemonService:
         protect = hull.underlay.protect
         plain_derp = settings.knob_on("TS_DEBUG_USE_DERP_HTTP")
         proxies = ProxySettings.from_environ(settings.env)
-        dial = HostDial(protect, clock)
+        resolve = resolve_host if hull.tun.is_userspace else OwnLookup(protect, hull.dns.base_resolvers)
+        dial = HostDial(protect, clock, resolve)
 
         def derp_options(node_key: NodePrivate) -> DerpOptions:
-            return DerpOptions(node_key, clock, system_entropy, protect, plain_http=plain_derp, proxies=proxies)
+            return DerpOptions(
+                node_key, clock, system_entropy, protect, plain_http=plain_derp, proxies=proxies, resolve=resolve
+            )
 
         async def probe(region: DERPRegion) -> float | None:
             return await https_latency(region, derp_options(NodePrivate.generate(system_entropy)))
@@ -188,7 +192,7 @@ class DaemonService:
             new_pump=tsnative.load_pump,
             open_udp=host_udp(protect),
             derp=derp_options,
-            resolve_host=resolve_host,
+            resolve_host=resolve,
             measure_https=probe,
             control_dial=dial,
             port_mapping=_port_mapping(settings, dial, hull, clock),

@@ -117,7 +117,8 @@ class Engine:
         self.tailnet.on_told = self.recollection.note
         self.account.now_ns = self.tailnet.keys.now_ns
         self.expiry = KeyExpiry(self.tailnet.keys.now_ns, self.tailnet.nodes, self._on_expiry)
-        self.dialer = Dialer(options.hull.net, self, options.hull.underlay.protect)
+        has_device = not options.hull.tun.is_userspace
+        self.dialer = Dialer(options.hull.net, self, options.hull.underlay.protect, has_device=has_device)
         self.resolver = Resolver(self.dialer, options.hull.dns.base_resolvers, self._dns_surroundings())
         self.resolver.forwarder.on_failing = self._on_dns_failing
         self.resolver.forwarder.on_loop = lambda servers: self.health.set_if("dns-loop", bool(servers), servers=servers)

@@ -18,6 +18,7 @@ from tsd.base.keys import NodePrivate
 from tsd.tailcfg.derpmap import DERPNode
 from tsd.transport.dial import open_tunnel
 from tsd.transport.finetimer import FineTimer, PaceTimer
+from tsd.transport.host import Resolve, resolve_host
 from tsd.transport.proxy_env import Proxy, ProxySettings
 
 DIAL_TIMEOUT_S = 1.5
@@ -46,6 +47,7 @@ class DerpOptions:
     proxies: ProxySettings = field(default_factory=ProxySettings)
     queue_bytes: int = QUEUE_BYTES
     connect: Connect | None = None
+    resolve: Resolve = resolve_host
     new_timer: Callable[[Callable[[], None]], PaceTimer] = FineTimer
 
 
@@ -76,7 +78,7 @@ async def _tunnel(sock: socket.socket, node: DERPNode, port: int, proxy: Proxy) 
 
 async def _dial_direct(node: DERPNode, port: int, options: DerpOptions) -> socket.socket:
     """Both families race, the second one starts later."""
-    addresses = await _addresses(node, options.prefer_ipv6)
+    addresses = await _addresses(node, options)
     tasks = [asyncio.ensure_future(_dial_one(ip, port, i, options)) for i, ip in enumerate(addresses)]
     winner: socket.socket | None = None
     failures: list[str] = []
@@ -115,7 +117,7 @@ async def _dial_one(ip: IPAddress, port: int, order: int, options: DerpOptions) 
     return sock
 
 
-async def _addresses(node: DERPNode, prefer_ipv6: bool) -> list[IPAddress]:
+async def _addresses(node: DERPNode, options: DerpOptions) -> list[IPAddress]:
     """At most one address per family: literals of the map, else DNS; "none" and the like turn a family off."""
     found: dict[int, IPAddress] = {}
     for family, text in ((4, node.ipv4), (6, node.ipv6)):
@@ -124,24 +126,21 @@ async def _addresses(node: DERPNode, prefer_ipv6: bool) -> list[IPAddress]:
             found[family] = ip
     wanted = [f for f, text in ((4, node.ipv4), (6, node.ipv6)) if not text]
     if not found and wanted:
-        for ip in await _resolve(node.host_name):
+        for ip in await _resolve(node.host_name, options.resolve):
             if ip.version in wanted:
                 found.setdefault(ip.version, ip)
-    order = (6, 4) if prefer_ipv6 else (4, 6)
+    order = (6, 4) if options.prefer_ipv6 else (4, 6)
     return [found[family] for family in order if family in found]
 
 
-async def _resolve(host_name: str) -> list[IPAddress]:
+async def _resolve(host_name: str, resolve: Resolve) -> list[IPAddress]:
     literal = literal_ip(host_name)
     if literal is not None:
         return [literal]
     try:
-        loop = asyncio.get_running_loop()
-        infos = await loop.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as err:
+        return await resolve(host_name)
+    except OSError as err:
         raise DerpError(f"{host_name}: look-up failed: {text_of(err)}") from None
-    found = [literal_ip(str(info[4][0])) for info in infos]
-    return [ip for ip in found if ip is not None]
 
 
 def literal_ip(text: str) -> IPAddress | None:

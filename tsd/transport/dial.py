@@ -15,6 +15,7 @@ from typing import Protocol
 
 from tsd.base.clock import Clock, SystemClock
 from tsd.base.errors import ControlError
+from tsd.transport.host import Resolve, resolve_host
 from tsd.transport.proxy_env import Proxy
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -37,8 +38,11 @@ class Dial(Protocol):
 class HostDial:
     """Dials with the host's sockets, each passed to `protect` before it connects."""
 
-    def __init__(self, protect: Protect | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, protect: Protect | None = None, clock: Clock | None = None, resolve: Resolve = resolve_host
+    ) -> None:
         self._protect = protect
+        self._resolve = resolve
         self._clock = clock or SystemClock()
 
     async def __call__(
@@ -73,16 +77,16 @@ class HostDial:
         return sock
 
     async def _connect(self, host: str, port: int, what: str = "") -> socket.socket:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(DNS_TIMEOUT_S):
-                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                found = await self._resolve(host)
         except TimeoutError:
             raise ControlError(f"cannot resolve {what}{host}: no answer in {DNS_TIMEOUT_S:.0f} s (DNS)") from None
         except (OSError, ValueError) as err:
             reason = getattr(err, "strerror", None) or str(err)
             raise ControlError(f"cannot resolve {what}{host}: {reason} (DNS)") from None
-        addresses = _interleave([(entry[0], entry[4]) for entry in found])
+        families = {4: socket.AF_INET, 6: socket.AF_INET6}
+        addresses = _interleave([(families[ip.version], (str(ip), port)) for ip in found])
         try:
             return await _race(addresses, self._protect)
         except OSError as err:

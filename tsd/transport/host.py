@@ -6,10 +6,13 @@ import asyncio
 import errno
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError
+
+Resolve = Callable[[str], Awaitable[list[IPAddress]]]
+"""Addresses of a name. Raises OSError when there are none."""
 
 _LIMIT_BYTES = 1 << 20
 _LINGER_RST = struct.pack("ii", 1, 0)

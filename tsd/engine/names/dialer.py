@@ -38,11 +38,14 @@ class NameSource(Protocol):
 class Dialer:
     """One per engine; keeps nothing between calls."""
 
-    def __init__(self, net: OverlayNet, names: NameSource, protect: Protect | None = None) -> None:
-        """`protect` keeps sockets of the host out of our own tunnel."""
+    def __init__(
+        self, net: OverlayNet, names: NameSource, protect: Protect | None = None, *, has_device: bool = False
+    ) -> None:
+        """`protect` keeps sockets of the host out of our own tunnel; `has_device`: our addresses are the host's."""
         self._net = net
         self._names = names
         self._protect = protect
+        self._has_device = has_device
 
     async def addresses(self, host: str) -> list[IPAddress]:
         """Literal, tailnet name, or the host's resolver, in this order. Raises OSError."""
@@ -73,8 +76,8 @@ class Dialer:
         return await connect_host(remote, timeout_s, self._protect)
 
     async def _dial_self(self, remote: AddrPort, timeout_s: float) -> Stream:
-        """Our own overlay address: what peers reach there is the host's loopback."""
-        return await connect_host(AddrPort(LOOPBACK, remote.port), timeout_s)
+        """Our own overlay address: without a device, what peers reach there is the host's loopback."""
+        return await connect_host(remote if self._has_device else AddrPort(LOOPBACK, remote.port), timeout_s)
 
     async def open_datagram(self, ip: IPAddress) -> DatagramPort | None:
         """A UDP port for talking to `ip`: on the overlay, or None when the host's own socket should be used."""

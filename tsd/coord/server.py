@@ -33,6 +33,7 @@ from tsd.coord.storage import Storage
 from tsd.coord.stun import StunServer
 from tsd.tailcfg.dns import Resolver
 from tsd.transport.control_server import accept_control
+from tsd.transport.tls import quiet_tls_ends
 from tsd.transport.frontdoor import FrontDoor, Upgrade
 from tsd.transport.h2 import Http2Server
 from tsd.ts2021.constants import UPGRADE_PROTOCOL
@@ -92,6 +93,7 @@ class CoordServer:
         stored = await self.storage.load()
         policy_text = await self.storage.meta("policy")
         self.policy = PolicySource(self.settings.policy_file, policy_text.decode() if policy_text else None)
+        quiet_tls_ends(asyncio.get_running_loop())
         self._runner = web.AppRunner(webpages.routes(self), access_log=None)
         await self._runner.setup()
         self._door = FrontDoor(self._runner.server, {UPGRADE_PROTOCOL: self._serve_control})

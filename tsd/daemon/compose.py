@@ -37,6 +37,7 @@ from tsd.transport.dial import HostDial
 from tsd.transport.host import resolve_host
 from tsd.transport.netprobe import https_latency
 from tsd.transport.proxy_env import ProxySettings
+from tsd.transport.tls import quiet_tls_ends
 from tsplatform.cache_files import CacheFiles
 from tsplatform.choose import choose_hull
 from tsplatform.links import LinkWatcher
@@ -88,6 +89,7 @@ class DaemonService:
     async def start(self) -> None:
         settings = self._settings
         tsnative.load()  # a bad TSD_PUMP or TSD_AEAD is told now, not at the first login
+        quiet_tls_ends(asyncio.get_running_loop())
         if self._state.listener is not None:
             await self._api.adopt(self._state.listener.sock)
         else:

@@ -7,11 +7,16 @@ Certificates are read in `tsd.transport.certificates`, loaded with the first one
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from collections.abc import Sequence
 from typing import Any
 
 from tsd.base.keys import NodePublic
+from tsd.base.log import fields
+
+log = logging.getLogger(__name__)
 
 PIN_PREFIX = "sha256-raw:"
 
@@ -57,3 +62,15 @@ def meta_key(chain: Sequence[bytes]) -> NodePublic | None:
     from tsd.transport import certificates
 
     return certificates.meta_key(chain)
+
+
+def quiet_tls_ends(loop: asyncio.AbstractEventLoop) -> None:
+    """What a peer still sends while we close is no fault; event loops report it as "Fatal error on SSL protocol"."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if isinstance(context.get("exception"), ssl.SSLError):
+            log.debug(fields("TLS connection ended", reason=context["exception"]))
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)

@@ -1,5 +1,6 @@
 """DERP's certificate rules."""
 
+import asyncio
 import ssl
 import time
 
@@ -57,3 +58,16 @@ def test_pins():
     ):
         with pytest.raises(ProtocolError):
             tls.verify_peer(chain, host, pin(CERT), False, wall)
+
+
+def test_a_tls_connection_that_ends_in_disorder_is_no_error_of_the_loop(caplog):
+    loop = asyncio.new_event_loop()
+    try:
+        tls.quiet_tls_ends(loop)
+        late = ssl.SSLError(1, "[SSL: APPLICATION_DATA_AFTER_CLOSE_NOTIFY]")
+        loop.call_exception_handler({"message": "Fatal error on SSL protocol", "exception": late})
+        assert not caplog.records
+        loop.call_exception_handler({"message": "something else", "exception": ValueError("x")})
+        assert "something else" in caplog.text
+    finally:
+        loop.close()

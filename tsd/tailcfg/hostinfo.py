@@ -98,5 +98,5 @@ class Hostinfo(Wire, frozen=True, gc=False):
     state_encrypted: bool | None = None
 
     def service_port(self, proto: str) -> int:
-        """Port of the first service of that protocol; 0 when there is none."""
-        return next((service.port for service in self.services or () if service.proto == proto), 0)
+        """Port of the first service of that protocol; 0 when there is none, or when it is no port."""
+        return next((one.port for one in self.services or () if one.proto == proto and 0 <= one.port <= 65535), 0)

@@ -137,6 +137,14 @@ def test_n18_relay_ports_and_bad_hosts_are_named() -> None:
     assert "https://relay.example" in text
 
 
+def test_a_service_on_no_port_is_none() -> None:
+    for port in (70000, -1):
+        node = decode_node(
+            json.dumps({"ID": 1, "Hostinfo": {"Services": [{"Proto": "peerapi4", "Port": port}]}}).encode()
+        )
+        assert node.hostinfo is not None and node.hostinfo.service_port("peerapi4") == 0
+
+
 def test_decode_error_names_the_field() -> None:
     with pytest.raises(DecodeError, match="RegionID"):
         decode_json(b'{"Regions":{"1":{"RegionID":"one"}}}', DERPMap)

@@ -33,9 +33,9 @@ from tsd.coord.storage import Storage
 from tsd.coord.stun import StunServer
 from tsd.tailcfg.dns import Resolver
 from tsd.transport.control_server import accept_control
-from tsd.transport.tls import quiet_tls_ends
 from tsd.transport.frontdoor import FrontDoor, Upgrade
 from tsd.transport.h2 import Http2Server
+from tsd.transport.tls import quiet_tls_ends
 from tsd.ts2021.constants import UPGRADE_PROTOCOL
 
 log = logging.getLogger("tsd.coord")

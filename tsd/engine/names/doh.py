@@ -7,6 +7,7 @@ One connection per resolver, closed after ten idle seconds (tailscale: net/dns/r
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Coroutine
 from urllib.parse import urlsplit
@@ -15,12 +16,15 @@ import h11
 
 from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.errors import ControlError
+from tsd.base.tasks import Tasks
 from tsd.dns import publicdns
 from tsd.engine.names.exchange import Dialing
 from tsd.engine.names.tlsstream import TlsStream
 from tsd.engine.names.upstreams import Upstream
 from tsd.hull import Stream
 from tsd.transport.h2 import Http2Client
+
+log = logging.getLogger(__name__)
 
 IDLE_S = 10.0
 CONNECT_S = 5.0
@@ -54,7 +58,7 @@ class HttpsResolvers:
         self._context: ssl.SSLContext | None = None
         self._port = port
         self._clients: dict[str, _Client] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks(log)
 
     async def ask(self, upstream: Upstream, query: bytes) -> bytes:
         """Raises OSError or TimeoutError."""
@@ -73,9 +77,7 @@ class HttpsResolvers:
     def _drop(self, url: str) -> None:
         client = self._clients.pop(url, None)
         if client is not None:
-            task = asyncio.ensure_future(client.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.spawn(client.close())
 
     async def _connect(self, url: str) -> Http2Client:
         """The first of the provider's addresses that accepts."""

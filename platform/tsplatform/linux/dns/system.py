@@ -19,6 +19,7 @@ from typing import Any
 
 from tsd.base.addr import IPAddress
 from tsd.base.errors import HullError
+from tsd.base.tasks import Tasks
 from tsd.dns.osconfig import SERVICE_TEXTS, OsDns, os_dns
 from tsd.hull import DnsConfig
 from tsplatform.linux.dns import file
@@ -338,7 +339,7 @@ class _Keeper:
         self.bus.on_properties = lambda: self._later(self._look)
         self._files = FileWatch(lambda: self._later(self._look, 0.0))
         self._timers: dict[Any, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log)
         self._is_bus_watched = False
         self.pause_s = LOOK_S
         self._pulse = self._loop.call_later(LOOK_S, self._beat)
@@ -359,8 +360,7 @@ class _Keeper:
         self._pulse.cancel()
         for timer in self._timers.values():
             timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self._files.close()
         self.bus.close()
 
@@ -378,6 +378,4 @@ class _Keeper:
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._timers.pop(work, None)
-        task = self._loop.create_task(work())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(work())

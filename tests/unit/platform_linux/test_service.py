@@ -1,0 +1,67 @@
+"""Questions of one connection to our resolver: in any order, with limits, and what is not a question."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from harness.fedstream import FedStream
+from tsplatform.linux import service
+from tsplatform.linux.service import MAX_PIPELINED, _Pipeline
+
+
+def framed(*messages: bytes) -> bytes:
+    return b"".join(len(message).to_bytes(2, "big") + message for message in messages)
+
+
+async def run(data: bytes, answer: object, step: int = 97) -> FedStream:
+    stream = FedStream(data, step)
+    await _Pipeline(stream, answer).run()  # type: ignore[arg-type]
+    return stream
+
+
+async def test_a_slow_answer_keeps_nobody_waiting() -> None:
+    async def answer(query: bytes) -> bytes:
+        await asyncio.sleep(0.1 if query == b"slow" else 0)
+        return query.upper()
+
+    stream = await run(framed(b"slow", b"one", b"two"), answer, step=1)
+    assert bytes(stream.written) == framed(b"ONE", b"TWO", b"SLOW")
+
+
+async def test_no_more_than_some_at_once() -> None:
+    running = most = 0
+
+    async def answer(query: bytes) -> bytes:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return query
+
+    stream = await run(framed(*[b"query"] * 100), answer)
+    assert len(stream.written) == 700 and most == MAX_PIPELINED
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0\0", b"\0\5ab", b"\x10\x01" + bytes(5000)])
+async def test_what_is_no_question_ends_the_connection(data: bytes) -> None:
+    async def answer(query: bytes) -> bytes:
+        raise AssertionError("asked")
+
+    assert not (await run(data, answer)).written
+
+
+async def test_silence_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(FedStream):
+        async def read(self, limit: int = 65536) -> bytes:
+            await asyncio.sleep(3600)
+            return b""
+
+    monkeypatch.setattr(service, "IDLE_S", 0.05)
+
+    async def answer(query: bytes) -> bytes:
+        return query
+
+    await asyncio.wait_for(_Pipeline(Silent(b""), answer).run(), 10)

@@ -6,7 +6,7 @@ import time
 
 from tsctl import context as ctx
 from tsctl.client import Unreachable
-from tsctl.goflags import DURATION, Command, Failure, Flag, Parsed
+from tsctl.goflags import DURATION, Command, Failure, Flag, Parsed, UsageError
 from tsctl.risk import LOSE_SSH, confirm_lose_ssh
 from tsd.base.notify import Mask
 from tsd.localapi.schema import NEEDS_LOGIN, RUNNING, STARTING, STATE_NAMES, STOPPED
@@ -69,8 +69,7 @@ def switch_command(context: ctx.Context) -> Command:
         elif len(parsed.args) == 1:
             _switch(context, parsed.args[0])
         else:
-            ctx.out("usage: tsctl switch NAME")
-            raise Failure(code=1)
+            raise UsageError("usage: tsctl switch NAME (see tsctl switch --help)")
 
     return Command(
         "switch",
@@ -179,7 +178,7 @@ def wait_command(context: ctx.Context) -> Command:
 
     def run(parsed: Parsed) -> None:
         if parsed.args:
-            raise Failure(f"unexpected arguments: [{' '.join(ctx.quoted(word) for word in parsed.args)}]")
+            raise UsageError(f"unexpected arguments: [{' '.join(ctx.quoted(word) for word in parsed.args)}]")
         limit_s = parsed.seconds("timeout")
         _wait(context, time.monotonic() + limit_s if limit_s > 0 else None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tsctl import context as ctx
 from tsctl.client import ApiFailure
-from tsctl.goflags import Command, Failure, Flag, Parsed
+from tsctl.goflags import Command, Failure, Flag, Parsed, UsageError
 from tsctl.status import is_ip
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ def _ask_host_resolver(word: str) -> str:
     import socket
 
     if word.replace(".", "").isdigit():
-        raise Failure(f"{ctx.quoted(word)} is neither an IP address nor the name of a machine")
+        raise UsageError(f"{ctx.quoted(word)} is neither an IP address nor the name of a machine")
     try:
         return str(socket.getaddrinfo(word, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:
@@ -62,9 +62,9 @@ def ip_command(context: ctx.Context) -> Command:
 
     def run(parsed: Parsed) -> None:
         if sum(parsed.flag(name) for name in ("1", "4", "6")) > 1:
-            raise Failure("tsctl ip: -1, -4 and -6 exclude each other")
+            raise UsageError("tsctl ip: -1, -4 and -6 exclude each other")
         if len(parsed.args) > 1:
-            raise Failure("too many arguments, expected at most one peer")
+            raise UsageError("too many arguments, expected at most one peer")
         addresses = _addresses(context, parsed.args[0] if parsed.args else "")
         wanted = parsed.text("assert")
         if wanted:
@@ -122,17 +122,32 @@ def whois_command(context: ctx.Context) -> Command:
 
     def run(parsed: Parsed) -> None:
         if not parsed.args:
-            raise Failure("missing argument, expected one peer")
+            raise UsageError("usage: tsctl whois <ip[:port] or name>")
         if len(parsed.args) > 1:
-            raise Failure("too many arguments, expected one peer")
-        found = _whois(context, parsed.args[0], parsed.text("proto"))
+            raise UsageError("too many arguments, expected one peer")
+        found = _whois(context, _whois_address(context, parsed.args[0]), parsed.text("proto"))
         if parsed.flag("json"):
             ctx.out(ctx.to_json(found))
         else:
             _print_whois(found)
 
-    usage = "[flags] <ip[:port]>"
+    usage = "[flags] <ip[:port] or name>"
     return Command("whois", "Show who is behind a tailnet address", run, flags=flags, usage=usage, max_args=-1)
+
+
+def _whois_address(context: ctx.Context, word: str) -> str:
+    """What the daemon takes: an IP, or ip:port; a name is looked up first."""
+    host, colon, port = word.rpartition(":")
+    if not word or (host and port.isdecimal() and not is_ip(word.strip("[]")) and int(port[:6]) > 65535):
+        raise UsageError(f"{ctx.quoted(word)} is neither an IP address, ip:port nor the name of a machine")
+    if is_ip(word.strip("[]")) or (is_ip(host.strip("[]")) and port.isdecimal()):
+        return word
+    if not (colon and host and port.isdecimal()):
+        host, port = word, ""
+    address = resolve(context, host)[0]
+    if not port:
+        return address
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _whois(context: ctx.Context, addr: str, proto: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tsctl import context as ctx
-from tsctl.goflags import BOOL, Command, Failure, Flag, Parsed
+from tsctl.goflags import BOOL, Command, Failure, Flag, Parsed, UsageError
 from tsctl.prefflags import NETFILTER_BACKENDS, NETFILTER_MODES
 
 _BASH = """\
@@ -44,7 +44,7 @@ def completion_command(context: ctx.Context) -> Command:
     def run(parsed: Parsed) -> None:
         shell = parsed.args[0] if parsed.args else ""
         if shell not in SCRIPTS:
-            raise Failure("usage: tsctl completion bash|zsh|fish")
+            raise UsageError("usage: tsctl completion bash|zsh|fish")
         ctx.out(SCRIPTS[shell].rstrip("\n"))
 
     details = (

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from tsctl import context as ctx
-from tsctl.goflags import Command, Failure, Flag, Parsed
+from tsctl.goflags import Command, Failure, Flag, Parsed, UsageError
 from tsd.base.notify import Mask
 from tsd.localapi import schema
 
@@ -142,7 +142,7 @@ def _localapi(context: ctx.Context, parsed: Parsed) -> None:
     if len(words) > 1 and words[0].isupper():
         method = words.pop(0)
     if not 1 <= len(words) <= 2:
-        raise Failure("usage: tsctl debug localapi [METHOD] <path> [body or -]")
+        raise UsageError("usage: tsctl debug localapi [METHOD] <path> [body or -]")
     name = words[0]
     body = None
     if len(words) == 2:

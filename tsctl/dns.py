@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from tsctl import context as ctx
 from tsctl.client import ApiFailure
-from tsctl.goflags import Command, Failure, Flag, Parsed
+from tsctl.goflags import Command, Failure, Flag, Parsed, UsageError
 from tsd.localapi.schema import DNS_QUERY_TYPES
 
 _RCODES = (
@@ -178,7 +178,10 @@ def _print_list(title: str, lines: list[str], if_empty: str) -> None:
 
 def _query(context: ctx.Context, parsed: Parsed) -> None:
     if not 1 <= len(parsed.args) <= 2:
-        raise Failure("usage: tsctl dns query <name> [type]")
+        raise UsageError("usage: tsctl dns query <name> [type]")
+    if len(parsed.args) > 1 and parsed.args[1].upper() not in DNS_QUERY_TYPES:
+        known = ", ".join(DNS_QUERY_TYPES)
+        raise UsageError(f"unknown type of DNS record {ctx.quoted(parsed.args[1])}; one of {known}")
     name, qtype = parsed.args[0], (parsed.args[1] if len(parsed.args) == 2 else "A").upper()
     found = context.client.get(f"dns-query?name={quote(name, safe='')}&type={quote(qtype, safe='')}")
     try:

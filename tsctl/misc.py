@@ -6,7 +6,7 @@ import os
 import sys
 
 from tsctl import context as ctx
-from tsctl.goflags import Command, Failure, Flag, Parsed
+from tsctl.goflags import Command, Failure, Flag, Parsed, UsageError
 from tsd.localapi.schema import CAPABILITY_VERSION, STATUS_PUMP
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ def metrics_command(context: ctx.Context) -> Command:
 
     def write(parsed: Parsed) -> None:
         if len(parsed.args) != 1:
-            raise Failure("usage: tsctl metrics write <file>")
+            raise UsageError("usage: tsctl metrics write <file>")
         _write_file(parsed.args[0], context.client.call("GET", "usermetrics").body)
 
     return Command(
@@ -113,7 +113,7 @@ def bugreport_command(context: ctx.Context) -> Command:
 
     def run(parsed: Parsed) -> None:
         if len(parsed.args) > 1:
-            raise Failure("unknown arguments: the note must be one word or quoted")
+            raise UsageError("too many arguments: the note is one word, or quoted")
         from urllib.parse import quote
 
         query = [f"note={quote(parsed.args[0])}"] if parsed.args else []

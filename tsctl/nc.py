@@ -8,7 +8,7 @@ import socket
 
 from tsctl import context as ctx
 from tsctl.client import ApiFailure
-from tsctl.goflags import Command, Failure, Parsed
+from tsctl.goflags import Command, Failure, Parsed, UsageError
 from tsd.localapi.schema import STATUS_PUMP
 
 STDIN, STDOUT = 0, 1
@@ -21,11 +21,11 @@ def nc_command(context: ctx.Context) -> Command:
         status = context.client.status()
         ctx.require_running(status)
         if len(parsed.args) != 2:
-            raise Failure("usage: tsctl nc <hostname-or-IP> <port>")
+            raise UsageError("usage: tsctl nc <hostname-or-IP> <port>")
         host, port_text = parsed.args
         port = int(port_text) if port_text.isascii() and port_text.isdigit() else -1
         if not 0 <= port <= 65535:
-            raise Failure(f"invalid port number {ctx.quoted(port_text)}")
+            raise UsageError(f"invalid port number {ctx.quoted(port_text)}: a port is 1 to 65535")
         sock, early = _connect(context, host, port)
         # tailscaled drops the whole connection at our half-close, so it gets one only after a silence.
         _copy(sock, early, quiet_s=0.0 if STATUS_PUMP in status else QUIET_BEFORE_EOF_S)

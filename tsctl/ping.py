@@ -35,7 +35,7 @@ def ping_command(context: ctx.Context) -> Command:
             raise UsageError("-c must not be negative")
         ctx.require_running(context.client.status())
         if len(parsed.args) != 1:
-            raise Failure("usage: tsctl ping <hostname-or-IP>")
+            raise UsageError("usage: tsctl ping <hostname-or-IP>")
         address, peer = resolve(context, parsed.args[0])
         if parsed.flag("verbose") and address != parsed.args[0]:
             ctx.out(f"lookup {ctx.quoted(parsed.args[0])} => {ctx.quoted(address)}")

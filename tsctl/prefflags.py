@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tsctl import context as ctx
-from tsctl.goflags import Failure, Flag
+from tsctl.goflags import Failure, Flag, UsageError
 from tsd.localapi.schema import DEFAULT_CONTROL_URL
 
 Prefs = dict[str, Any]
@@ -94,9 +94,9 @@ def parse_tags(text: str) -> list[str]:
     for tag in tags:
         name = tag.removeprefix("tag:")
         if not tag.startswith("tag:") or not name:
-            raise Failure(f"tag {ctx.quoted(tag)}: a tag is written tag:name")
+            raise UsageError(f"tag {ctx.quoted(tag)}: a tag is written tag:name")
         if not name[0].isalpha() or not all(c.isascii() and (c.isalnum() or c == "-") for c in name):
-            raise Failure(
+            raise UsageError(
                 f"tag {ctx.quoted(tag)}: a name starts with a letter and holds letters, digits and dashes only"
             )
     return tags
@@ -112,16 +112,16 @@ def parse_routes(text: str) -> list[str]:
             network = ipaddress.ip_network(word, strict=False)
             address = ipaddress.ip_interface(word).ip
         except ValueError:
-            raise Failure(f"{ctx.quoted(word)} is not a valid IP prefix") from None
+            raise UsageError(f"{ctx.quoted(word)} is not a valid IP prefix, such as 192.0.2.0/24") from None
         if "/" not in word:
-            raise Failure(f"{ctx.quoted(word)} is not a prefix: write {network}")
+            raise UsageError(f"{ctx.quoted(word)} is not a prefix: write {network}")
         if address != network.network_address:
-            raise Failure(f"{word} has non-address bits set; expected {network}")
+            raise UsageError(f"{word} has non-address bits set; expected {network}")
         found.append(network)
     texts = [str(one) for one in sorted(set(found), key=lambda one: (one.prefixlen, one.version, int(one[0])))]
     for lone, other in (EXIT_ROUTES, EXIT_ROUTES[::-1]):
         if lone in texts and other not in texts:
-            raise Failure(
+            raise UsageError(
                 f"{lone} advertised without its counterpart; also advertise {other}, or --advertise-exit-node"
             )
     return texts
@@ -175,7 +175,7 @@ def _write_exit_node(prefs: Prefs, value: Any) -> None:
 
 def _write_netfilter(prefs: Prefs, value: Any) -> None:
     if value not in NETFILTER_MODES:
-        raise Failure(f"invalid value --netfilter-mode={ctx.quoted(value)}; one of on, nodivert, off")
+        raise UsageError(f"invalid value --netfilter-mode={ctx.quoted(value)}; one of on, nodivert, off")
     prefs["NetfilterMode"] = NETFILTER_MODES.index(value)
 
 
@@ -187,7 +187,7 @@ def _read_netfilter(prefs: Prefs, status: dict[str, Any]) -> Value:
 def _write_backend(prefs: Prefs, value: Any) -> None:
     if value not in NETFILTER_BACKENDS:
         known = ", ".join(NETFILTER_BACKENDS)
-        raise Failure(f"invalid value --netfilter-backend={ctx.quoted(value)}; one of {known}")
+        raise UsageError(f"invalid value --netfilter-backend={ctx.quoted(value)}; one of {known}")
     prefs["NetfilterKind"] = NETFILTER_BACKENDS[value]
 
 
@@ -201,7 +201,7 @@ def _write_relay_port(prefs: Prefs, value: Any) -> None:
         prefs["RelayServerPort"] = None
         return
     if not (value.isascii() and value.isdigit() and int(value) <= 65535):
-        raise Failure(f"failed to set relay server port: {ctx.quoted(value)} is not a port number")
+        raise UsageError(f"failed to set relay server port: {ctx.quoted(value)} is not a port number")
     prefs["RelayServerPort"] = int(value)
 
 

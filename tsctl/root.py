@@ -131,7 +131,7 @@ def _run(words: Sequence[str]) -> int:
     context = ctx.Context(parsed.text("socket"), words)
     command = load_command(name, context)
     if command is None:
-        raise Failure(f"tsctl: unknown subcommand: {name}{_did_you_mean(name)}")
+        raise UsageError(f"tsctl: unknown subcommand: {name}{_did_you_mean(name)}")
     return run_command(f"tsctl {name}", command, rest)
 
 
@@ -139,7 +139,7 @@ def _did_you_mean(name: str) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(TABLE), 1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return f" (did you mean {close[0]}?)" if close else " (see tsctl --help)"
 
 
 def run_command(path: str, command: Command, words: Sequence[str]) -> int:
@@ -156,17 +156,17 @@ def run_command(path: str, command: Command, words: Sequence[str]) -> int:
         if sub is not None:
             return run_command(f"{path} {sub.name}", sub, parsed.args[1:])
         if parsed.args and command.max_args == 0:
-            raise Failure(f"{path}: unknown subcommand: {parsed.args[0]}")
+            raise UsageError(f"{path}: unknown subcommand: {parsed.args[0]} (see {path} --help)")
         if command.run is None:
             names = ", ".join(one.name for one in command.subcommands if not one.is_hidden)
-            raise Failure(f"{path}: missing subcommand: {names}")
+            raise UsageError(f"{path}: missing subcommand: {names}")
     return _run_leaf(path, command, parsed)
 
 
 def _run_leaf(path: str, command: Command, parsed: Parsed) -> int:
     if 0 <= command.max_args < len(parsed.args):
         extra = " ".join(ctx.quoted(word) for word in parsed.args[command.max_args :])
-        raise Failure(f"too many non-flag arguments for {path}: [{extra}]")
+        raise UsageError(f"too many non-flag arguments for {path}: [{extra}] (see {path} --help)")
     assert command.run is not None
     return command.run(parsed) or 0
 

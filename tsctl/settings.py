@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from tsctl import context as ctx
-from tsctl.goflags import Command, Failure, Flag, Parsed, help_text
+from tsctl.goflags import Command, Failure, Flag, Parsed, UsageError, help_text
 from tsctl.prefflags import SET_SETTINGS, Prefs, Setting, flags_of, masked, resolve_exit_node
 from tsctl.risk import LOSE_SSH, confirm_lose_ssh
 
@@ -116,7 +116,7 @@ def get_command(context: ctx.Context) -> Command:
         prefs, status = context.client.prefs(), context.client.status()
         if len(parsed.args) > 1:
             words = " ".join(ctx.quoted(word) for word in parsed.args)
-            raise Failure(f"too many arguments: [{words}]")
+            raise UsageError(f"too many arguments: [{words}]")
         wanted = parsed.args[0] if parsed.args else "all"
         if wanted == "all":
             _show_all({one.name: one.read(prefs, status) for one in SET_SETTINGS}, parsed)
@@ -130,7 +130,7 @@ def _show_one(name: str, prefs: Prefs, status: dict[str, Any], parsed: Parsed) -
     hidden = {"sync": bool(prefs.get("Sync")), "remote-config": bool(prefs.get("RemoteConfig"))}
     found: Setting | None = next((one for one in SET_SETTINGS if one.name == name), None)
     if found is None and name not in hidden:
-        raise Failure(f"unknown setting {ctx.quoted(name)}; see `tsctl set --help` for the settings there are")
+        raise UsageError(f"unknown setting {ctx.quoted(name)}; see `tsctl set --help` for the settings there are")
     value = hidden[name] if found is None else found.read(prefs, status)
     if parsed.flag("json"):
         ctx.out(ctx.to_json({name: value}))

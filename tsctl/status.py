@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tsctl import context as ctx
-from tsctl.goflags import Command, Failure, Flag, Parsed
+from tsctl.goflags import Command, Failure, Flag, Parsed, UsageError
 from tsd.localapi.schema import RUNNING, STARTING, STATUS_PUMP, STOPPED
 
 TYPE_CHECKING = False
@@ -28,9 +28,9 @@ _FLAGS = (
 def status_command(context: ctx.Context) -> Command:
     def run(parsed: Parsed) -> None:
         if parsed.args:
-            raise Failure("unexpected non-flag arguments to 'tsctl status'")
+            raise UsageError("unexpected non-flag arguments to 'tsctl status' (see tsctl status --help)")
         if parsed.flag("web"):
-            raise Failure("tsctl has no web view; use --json, or a browser on your control server")
+            raise UsageError("tsctl has no web view; use --json, or a browser on your control server")
         status = context.client.status(parsed.flag("peers"))
         if parsed.flag("json"):
             _print_json(status, parsed)

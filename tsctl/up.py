@@ -87,7 +87,7 @@ def _check_args(parsed: Parsed) -> None:
     if parsed.text("qr-format") not in ("auto", "ascii", "large", "small"):
         raise UsageError("--qr-format is one of auto, ascii, large, small")
     if parsed.flag("exit-node-allow-lan-access") and not parsed.text("exit-node"):
-        raise Failure("--exit-node-allow-lan-access can only be used with --exit-node")
+        raise UsageError("--exit-node-allow-lan-access can only be used with --exit-node")
 
 
 def given_auth_key(parsed: Parsed) -> str:
@@ -297,7 +297,7 @@ def checked_url(url: str) -> str:
     """The login server as given; refused when it is no http(s) URL."""
     scheme, separator, rest = url.partition("://")
     if url and (not separator or scheme not in ("http", "https") or not rest.strip("/") or " " in url):
-        raise Failure(f"invalid --login-server {ctx.quoted(url)}; it must be an http or https URL")
+        raise UsageError(f"invalid --login-server {ctx.quoted(url)}; it must be an http or https URL")
     return url
 
 

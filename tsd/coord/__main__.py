@@ -1,6 +1,8 @@
 """`python -m tsd.coord`."""
 
-from tsd.coord.cli import coord
+import sys
+
+from tsd.coord.cli import run_command_line
 
 if __name__ == "__main__":
-    coord(prog_name="tsd coord")
+    sys.exit(run_command_line(sys.argv[1:]))

@@ -27,6 +27,7 @@ from tsd.coord.settings import (
     parse_duration,
     parse_listen,
     parse_prefixes,
+    parse_resolvers,
     parse_zones,
 )
 from tsd.coord.state.config import SIZE_LIMIT_NODES
@@ -43,6 +44,23 @@ service that must not have a single point of failure, run headscale or use Tails
 
 Without a subcommand it runs the server; the subcommands administer a running one through its state folder.
 """
+
+
+def run_command_line(words: Sequence[str]) -> int:
+    """The exit code. click's own errors become one line, too."""
+    try:
+        done = coord.main(args=list(words), prog_name="tsd coord", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as err:
+        err.show()
+        return 2
+    except click.ClickException as err:
+        where = err.ctx.command_path if isinstance(err, click.UsageError) and err.ctx is not None else "tsd coord"
+        text = err.format_message().rstrip(".").splitlines()
+        click.echo(f"{where}: {' '.join(text)} (see {where} --help)", err=True)
+        return 2
+    except click.Abort:
+        return 1
+    return done if isinstance(done, int) else 0
 
 
 @contextlib.contextmanager
@@ -167,7 +185,7 @@ def settings_from(state: Path, flags: dict[str, Any]) -> Settings:
         verify_clients=flags["derp_verify_clients"],
         node_expiry_s=parse_duration(flags["node_expiry"], "--node-expiry"),
         ephemeral_timeout_s=parse_duration(flags["ephemeral_timeout"], "--ephemeral-timeout"),
-        resolvers=tuple(text for text in flags["dns"] if "=" not in text),
+        resolvers=parse_resolvers(text for text in flags["dns"] if "=" not in text),
         split_dns=parse_zones(text for text in flags["dns"] if "=" in text),
     )
 

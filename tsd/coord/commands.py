@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from tsd.base.errors import ConfigError
+from tsd.base.errors import ConfigError, reason_of
 from tsd.coord.cli import ask, coord, json_option, one_line_errors, show, state_option, table
 from tsd.coord.settings import parse_duration
 
 
 @coord.group("keys")
-def keys() -> None:
+@state_option
+def keys(state: Path) -> None:
     """Auth keys: what lets nodes join without a person."""
 
 
@@ -92,7 +93,8 @@ def keys_revoke(state: Path, key: str, as_json: bool) -> None:
 
 
 @coord.group("nodes")
-def nodes() -> None:
+@state_option
+def nodes(state: Path) -> None:
     """Nodes of the tailnet; NODE is an ID, a name or an address."""
 
 
@@ -175,7 +177,8 @@ def nodes_approve(state: Path, auth_id: str, user: str, as_json: bool) -> None:
 
 
 @coord.group("users")
-def users() -> None:
+@state_option
+def users(state: Path) -> None:
     """Users: made by `keys create --user` and `nodes approve --user`."""
 
 
@@ -191,7 +194,8 @@ def users_list(state: Path, as_json: bool) -> None:
 
 
 @coord.group("policy")
-def policy() -> None:
+@state_option
+def policy(state: Path) -> None:
     """Who may reach whom (HuJSON)."""
 
 
@@ -231,7 +235,7 @@ def policy_set(state: Path, file: Path, as_json: bool) -> None:
             try:
                 text = file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as err:
-                raise ConfigError(f"policy {file}: {err}") from None
+                raise ConfigError(f"policy {file}: {reason_of(err)}") from None
         try:
             result = ask(state, "policy.set", policy=text)
         except ConfigError as err:

@@ -16,7 +16,7 @@ from aiohttp import web
 from tsd.base.addr import AddrPort
 from tsd.base.clock import Clock, SystemClock
 from tsd.base.entropy import Entropy, system_entropy
-from tsd.base.errors import ConfigError, ProtocolError, StateError
+from tsd.base.errors import ConfigError, ProtocolError, StateError, reason_of
 from tsd.base.keys import MachinePrivate, NodePrivate, NodePublic, PrivateKey
 from tsd.base.log import fields
 from tsd.coord import webpages
@@ -169,7 +169,7 @@ class CoordServer:
         try:
             context.load_cert_chain(self.settings.tls_cert, self.settings.tls_key)
         except (OSError, ssl.SSLError) as err:
-            raise ConfigError(f"--tls-cert {self.settings.tls_cert}: {err}") from None
+            raise ConfigError(f"--tls-cert {self.settings.tls_cert}: {reason_of(err)}") from None
         return context
 
     def _config(self, pin: str) -> CoordConfig:

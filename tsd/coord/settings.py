@@ -184,13 +184,36 @@ def parse_prefixes(v4: str, v6: str) -> tuple[IPv4Network | None, IPv6Network | 
     return first, second
 
 
+def parse_resolvers(texts: Iterable[str]) -> tuple[str, ...]:
+    """Resolvers for all names. Raises `ConfigError`."""
+    found = tuple(texts)
+    for text in found:
+        if not is_resolver(text):
+            raise ConfigError(f"--dns {text!r} must be an address, or ZONE=ADDRESS like corp.example=192.0.2.53")
+    return found
+
+
+def is_resolver(text: str) -> bool:
+    """An address, with or without a port, or a DNS-over-HTTPS URL."""
+    if text.startswith(("https://", "http://")):
+        return bool(urlsplit(text).hostname)
+    try:
+        ip_address(text)
+    except ValueError:
+        try:
+            AddrPort.parse(text)
+        except DecodeError:
+            return False
+    return True
+
+
 def parse_zones(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Resolvers by zone, of `corp.example=192.0.2.53`. Raises `ConfigError`."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         zone, _, address = text.partition("=")
         zone = zone.strip(".").lower()
-        if not is_domain(zone) or not address:
+        if not is_domain(zone) or not is_resolver(address):
             raise ConfigError(f"--dns {text!r} must be an address, or ZONE=ADDRESS like corp.example=192.0.2.53")
         found[zone] = (*found.get(zone, ()), address)
     return found

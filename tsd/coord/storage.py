@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from tsd.base.errors import ConfigError, DecodeError, StateError
+from tsd.base.errors import ConfigError, DecodeError, StateError, reason_of
 from tsd.base.log import fields
 from tsd.coord.state.events import Save
 from tsd.coord.state.records import AuthKey, NodeRecord, User, decode_record
@@ -84,7 +84,7 @@ class Storage:
                 return work()
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except (sqlite3.Error, OSError) as err:
-            raise StateError(f"{self.folder}: {err}") from None
+            raise StateError(f"{self.folder}: {reason_of(err)}") from None
 
     # In the worker thread
 

@@ -27,10 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv if argv is None else argv)
     is_compat = compat.early(arguments)
     if arguments[1:2] == ["coord"]:
-        from tsd.coord.cli import coord
+        from tsd.coord.cli import run_command_line
 
-        coord(args=arguments[2:], prog_name="tsd coord")
-        return EXIT_OK
+        return run_command_line(arguments[2:])
     from tsd.base.errors import TsdError
     from tsd.daemon import flags
 

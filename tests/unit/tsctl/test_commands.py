@@ -120,7 +120,7 @@ def test_completion(tsctl) -> None:
     assert "--json" in complete("status", "--") and "--auth-key=" in complete("up", "--auth")
     for shell in ("bash", "zsh", "fish"):
         assert "__complete" in tsctl("completion", shell).out
-    assert tsctl("completion", "tcsh").code == 1
+    assert tsctl("completion", "tcsh").code == 2
 
 
 def test_bash_accepts_the_script(tsctl) -> None:

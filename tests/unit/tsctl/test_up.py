@@ -97,7 +97,7 @@ def test_trailing_slash_of_the_server_is_no_change(tsctl, backend: FakeBackend) 
     assert tsctl("up", SERVER + "/").code == 0
     other = tsctl("up", "--login-server=http://other.example")
     assert other.code == 1 and "--force-reauth" in other.err
-    assert tsctl("up", "--login-server=nonsense").code == 1
+    assert tsctl("up", "--login-server=nonsense").code == 2
 
 
 def test_default_valued_flag_counts_as_mentioned(tsctl, backend: FakeBackend) -> None:

@@ -43,14 +43,14 @@ class RelayCertificate:
 
 
 def load_certificate(folder: Path, names: list[str], server: NodePublic, wall_s: float) -> RelayCertificate:
-    """The relay's certificate from `folder`, made at the first start and whenever `names` changed.
+    """The relay's certificate from `folder`, made at the first start and whenever `names` changed or files are damaged.
 
     The part that carries the relay's key is short-lived and made anew at every start.
     """
     certificate, key = folder / "derp.crt", folder / "derp.key"
     wanted = " ".join(names)
     note = folder / "derp.names"
-    if not (certificate.exists() and key.exists() and note.exists() and note.read_text() == wanted):
+    if not _is_usable(certificate, key, note, wanted):
         pem, key_pem = self_signed(names, wall_s)
         _write_private(key, key_pem)
         _write_private(certificate, pem)
@@ -62,6 +62,14 @@ def load_certificate(folder: Path, names: list[str], server: NodePublic, wall_s:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(chain, key)
     return RelayCertificate(context, pin_of(leaf))
+
+
+def _is_usable(certificate: Path, key: Path, note: Path, wanted: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        return note.read_text() == wanted
+    except (OSError, ValueError):  # SSLError is an OSError, text that is none a ValueError
+        return False
 
 
 def _write_private(path: Path, content: bytes) -> None:

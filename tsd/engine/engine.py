@@ -438,6 +438,9 @@ class Engine:
         if self.plane is not None:
             self.plane.datapath.send(frames)
 
+    def deliver(self, frames: list[Frame]) -> None:
+        self._hull.tun.deliver(frames)
+
     def disco_ping(self, peer: Peer, size: int) -> asyncio.Future[DiscoReply]:
         if self.plane is None:
             raise TsdError("not running")

@@ -18,6 +18,7 @@ from tsd.packet.checksum import is_transport_checksum_valid, ones_sum
 from tsd.packet.constants import (
     ICMP,
     ICMP_ECHO_REQUEST,
+    ICMP_UNREACHABLE,
     ICMPV6,
     ICMPV6_ECHO_REQUEST,
     ICMPV6_UNREACHABLE,
@@ -31,6 +32,7 @@ _ERROR_BURST = 50.0
 MAX_DATAGRAM_BYTES = 65507
 FIRST_EPHEMERAL = 32768
 LAST_EPHEMERAL = 60999
+_PROHIBITED_V4, _PROHIBITED_V6 = frozenset((9, 10, 13)), frozenset((1, 5, 6))
 
 
 class Datagrams:
@@ -44,7 +46,7 @@ class Datagrams:
         self._tokens_at = 0.0
         self._next_port = FIRST_EPHEMERAL
         self.drops = DropCounter()
-        self.on_unreachable: Callable[[bytes], None] | None = None
+        self.on_unreachable: Callable[[bytes, bool], None] = lambda key, is_prohibited: None
 
     # -- ports -------------------------------------------------------------------------------------------------
 
@@ -137,10 +139,11 @@ class Datagrams:
                 self.answer_echo(packet)
             else:
                 self._events.append(EchoRequested(parsed.dst_ip, packet))
-        elif transport[0] == (3 if parsed.version == 4 else ICMPV6_UNREACHABLE) and self.on_unreachable is not None:
-            self._quoted_flow(bytes(transport[8:]))
+        elif transport[0] == (ICMP_UNREACHABLE if parsed.version == 4 else ICMPV6_UNREACHABLE):
+            prohibited = _PROHIBITED_V4 if parsed.version == 4 else _PROHIBITED_V6
+            self._quoted_flow(bytes(transport[8:]), transport[1] in prohibited)
 
-    def _quoted_flow(self, quoted: bytes) -> None:
+    def _quoted_flow(self, quoted: bytes, is_prohibited: bool) -> None:
         """Tell the TCP side which of its flows an unreachable message speaks of: the inbound key."""
         if len(quoted) >= 28 and quoted[0] == 0x45 and quoted[9] == TCP:
             src, dst, ports = quoted[12:16], quoted[16:20], quoted[20:24]
@@ -148,8 +151,7 @@ class Datagrams:
             src, dst, ports = quoted[8:24], quoted[24:40], quoted[40:44]
         else:
             return
-        if self.on_unreachable is not None:
-            self.on_unreachable(dst + src + ports[2:] + ports[:2])
+        self.on_unreachable(dst + src + ports[2:] + ports[:2], is_prohibited)
 
     def answer_echo(self, packet: bytes) -> None:
         reply = icmp_echo_reply_to(parse(packet))

@@ -213,10 +213,10 @@ class Stack:
         """No answer: the other side will try again or give up."""
         self.backlog.settle(attempt)
 
-    def _on_unreachable(self, key: bytes) -> None:
+    def _on_unreachable(self, key: bytes, is_prohibited: bool) -> None:
         connection = self._connections.get(key)
         if connection is not None and connection.state == c.SYN_SENT:
-            connection.fail("unreachable", self._now)
+            connection.fail("prohibited" if is_prohibited else "unreachable", self._now)
 
     # -- frames in ---------------------------------------------------------------------------------------------
 

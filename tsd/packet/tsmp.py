@@ -11,9 +11,9 @@ from struct import pack
 from msgspec import Struct
 
 from tsd.base.keys import DiscoPublic
-from tsd.packet.build import ip_header, ip_packet
-from tsd.packet.constants import TSMP
-from tsd.packet.parse import Packet
+from tsd.packet.build import UNREACHABLE_ADMIN, icmp_unreachable, ip_header, ip_packet, tcp_packet
+from tsd.packet.constants import TCP, TCP_SYN, TSMP
+from tsd.packet.parse import Packet, parse
 
 PING_BYTES = 8
 
@@ -106,6 +106,17 @@ def rejection_of(refused: Packet, reason: int, *, maybe_broken: bool = False) ->
     """Tell the sender of `refused` that it was dropped on purpose."""
     body = pack("!BBBHH", _REJECTED, refused.proto, reason, refused.sport, refused.dport)
     return ip_packet(refused.dst, refused.src, TSMP, body + (b"\x01" if maybe_broken else b""))
+
+
+def unreachable_for(packet: Packet, rejected: Rejected) -> bytes | None:
+    """A refusal in `packet` as the ICMP error that an IP stack understands; None when TCP is not concerned or may live.
+
+    The sequence number of the refused SYN is not known here: stacks that check it in the quotation will ignore this.
+    """
+    if rejected.proto != TCP or rejected.maybe_broken:
+        return None
+    syn = tcp_packet(packet.dst, rejected.sport, packet.src, rejected.dport, sequence=0, flags=TCP_SYN)
+    return icmp_unreachable(parse(syn), UNREACHABLE_ADMIN)
 
 
 def disco_advertisement(src: bytes, dst: bytes, disco_key: DiscoPublic) -> bytes:

@@ -42,6 +42,8 @@ def connection_error(connection: Connection) -> OSError:
         return TimeoutError(110, "connection timed out")
     if error == "unreachable":
         return OSError(113, "no route to host")
+    if error == "prohibited":
+        return PermissionError(13, "the other node's access rules do not allow it")
     if error == "aborted":
         return ConnectionAbortedError(103, "connection aborted")
     if error == "reset":

@@ -20,7 +20,7 @@ from tsd.engine.peerapi import Caller, PeerApi, candidate_ports
 from tsd.engine.peers import Peer
 from tsd.hull import Frame, Stream
 from tsd.packet import tsmp
-from tsd.packet.build import icmp_packet
+from tsd.packet.build import icmp_packet, tcp_packet, udp_packet
 from tsd.packet.parse import parse
 from tsd.tailcfg.hostinfo import Hostinfo, Service
 from tsd.tailcfg.node import Node, hostinfo_field
@@ -127,6 +127,7 @@ class _PingHost:
         self.pings: Pings | None = None
         self.is_expired_now = False
         self.sent: list[Frame] = []
+        self.delivered: list[Frame] = []
         self.learnt: list[tuple[int, DiscoPublic]] = []
         self.disco_failures = 0
 
@@ -156,6 +157,9 @@ class _PingHost:
             elif packet.icmp_type == 8:
                 reply = icmp_packet(packet.dst, packet.src, 0, 0, bytes(packet.transport[4:8]))
                 assert self.pings.intercept(5, parse(reply))
+
+    def deliver(self, frames: list[Frame]) -> None:
+        self.delivered += frames
 
     def disco_ping(self, peer: Peer, size: int) -> asyncio.Future[DiscoReply]:
         reply: asyncio.Future[DiscoReply] = asyncio.get_running_loop().create_future()
@@ -220,6 +224,21 @@ class TestPings:
         disco_key = DiscoPrivate.generate(SeededEntropy(3)).public()
         assert host.pings.intercept(5, parse(tsmp.disco_advertisement(PEER.packed, OWN.packed, disco_key)))
         assert host.learnt == [(5, disco_key)]
+
+    async def test_a_refusal_reaches_the_host_as_icmp(self, host: _PingHost) -> None:
+        assert host.pings is not None
+        syn = parse(tcp_packet(OWN.packed, 5000, PEER.packed, 80, sequence=7, flags=2))
+        for reason in tsmp.REASON_TEXTS:
+            assert host.pings.intercept(5, parse(tsmp.rejection_of(syn, reason)))
+        told = [parse(bytes(frame.packet)) for frame in host.delivered]
+        assert [(one.icmp_type, one.transport[1], one.src, one.dst) for one in told] == [
+            (3, 13, PEER.packed, OWN.packed)
+        ] * len(tsmp.REASON_TEXTS)
+        host.delivered.clear()
+        assert host.pings.intercept(5, parse(tsmp.rejection_of(syn, tsmp.REASON_ACL, maybe_broken=True)))
+        udp = parse(udp_packet(OWN.packed, 5000, PEER.packed, 53, b"x"))
+        assert host.pings.intercept(5, parse(tsmp.rejection_of(udp, tsmp.REASON_ACL)))
+        assert not host.delivered
 
     async def test_other_icmp_goes_on(self, host: _PingHost) -> None:
         assert host.pings is not None

@@ -7,6 +7,7 @@ disco (magicsock, the path), TSMP (inside the tunnel, no IP stack of the peer), 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.keys import DiscoPublic
+from tsd.base.log import fields
 from tsd.engine import peerapi
 from tsd.engine.peers import Peer
 from tsd.hull import Frame, Stream
@@ -23,6 +25,8 @@ from tsd.packet import tsmp
 from tsd.packet.build import icmp_echo_request
 from tsd.packet.constants import TSMP
 from tsd.packet.parse import Packet
+
+log = logging.getLogger(__name__)
 
 KINDS = ("disco", "TSMP", "ICMP", "peerapi")
 TIMEOUT_S = 10.0
@@ -55,6 +59,9 @@ class PingHost(Protocol):
     def derp_code(self, region: int) -> str: ...
 
     def send(self, frames: list[Frame]) -> None: ...
+
+    def deliver(self, frames: list[Frame]) -> None:
+        """To this host, as if they came from the overlay."""
 
     def disco_ping(self, peer: Peer, size: int) -> asyncio.Future[DiscoReply]: ...
 
@@ -207,6 +214,17 @@ class Pings:
                 waiting.set_result(message.peerapi_port)
         elif isinstance(message, tsmp.DiscoAdvertisement):
             self._host.learn_disco_key(handle, message.disco_key)
+        elif isinstance(message, tsmp.Rejected):
+            self._take_refusal(packet, message)
+
+    def _take_refusal(self, packet: Packet, message: tsmp.Rejected) -> None:
+        """A peer drops what we send on purpose: who waits for an answer need not wait any longer."""
+        reason = tsmp.REASON_TEXTS.get(message.reason, "unknown")
+        target = AddrPort(packet.src_ip, message.dport)
+        log.debug(fields("refused by a peer", endpoint=target, reason=reason, proto=message.proto))
+        told = tsmp.unreachable_for(packet, message)
+        if told is not None:
+            self._host.deliver([Frame(told)])
 
 
 def peerapi_address(peer: Peer) -> AddrPort | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tsplatform.userspace.proxy import ProxyServer
 
 _GENERAL_FAILURE = 1
+_NOT_ALLOWED = 2
 _NET_UNREACHABLE = 3
 _HOST_UNREACHABLE = 4
 _REFUSED = 5
@@ -101,6 +102,8 @@ def _code_of(err: BaseException) -> int:
         return _REFUSED
     if isinstance(err, TimeoutError):
         return _TTL_EXPIRED
+    if isinstance(err, PermissionError):
+        return _NOT_ALLOWED
     number = getattr(err, "errno", None)
     if number == 101:
         return _NET_UNREACHABLE

@@ -266,3 +266,30 @@ def test_d12_debian_resolvconf(world: World) -> None:
     assert "options timeout:2" in box.resolv_conf()
     check_record(world, node, before)
     assert box.run("ls", "/etc/resolvconf/update-libc.d").split() == []
+
+
+# --- a file that nobody manages
+
+
+def test_d05_a_local_resolver_that_asks_us_is_found_and_left_out(world: World) -> None:
+    """dnsmasq on the host has our service address as its upstream, and the host's file leads to dnsmasq."""
+    box = world.box("l")
+    box.run("sh", "-c", "echo nameserver 127.0.0.1 > /etc/resolv.conf")
+    circle = dnsmasq(world.lab, box.namespace, box.folder, ["listen-address=127.0.0.1", "bind-interfaces",
+                                                            "server=100.100.100.100"])  # fmt: skip
+    node = world.join(box, "kl")
+    assert node.dns()["Mode"] == "direct" and "nameserver 100.100.100.100" in box.resolv_conf()
+    started = time.monotonic()
+    for number in range(4):
+        assert node.dig(f"n{number}.world.example").startswith("SERVFAIL")
+    assert time.monotonic() - started < 30
+    wait_for(lambda: "as their own upstream" in node.call("status").stdout, 15, f"a warning; {node.tail()}")
+    asked = circle.log.read_text().count("query[")
+    assert asked < 20, f"{asked} questions went round"
+    assert node.resolve("u") == world.u.ip4
+    circle.stop()
+    dnsmasq(world.lab, box.namespace, box.folder, ["listen-address=127.0.0.1", "bind-interfaces", f"server={world.x}"])
+    wait_for(lambda: node.dig("www.world.example") == "NOERROR - 192.0.2.80", 20, f"the world again; {node.tail()}")
+    wait_for(lambda: "as their own upstream" not in node.call("status").stdout, 15, "the end of the warning")
+    node.stop()
+    assert box.resolv_conf().startswith("nameserver 127.0.0.1\n")

@@ -14,8 +14,10 @@ from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.entropy import Entropy
 
 PROBE_S = 1.0
-VERDICT_S = 60.0
-ZONE = "loop-check.tsd.internal"
+FINE_S, LOOP_S = 60.0, 5.0
+"""How long a verdict counts; a loop may be mended any moment."""
+_NAME_AT = 12
+ZONE = "tsd-loop-check.internal"
 
 
 class LoopGuard:
@@ -37,9 +39,12 @@ class LoopGuard:
         """After a change of the host's or the tailnet's resolvers."""
         self._verdicts.clear()
 
-    def came_back(self, name: str) -> bool:
+    def came_back(self, query: bytes) -> bool:
         """Whether a question that reached us is one of our probes."""
-        found = self._pending.get(name.partition(".")[0].lower())
+        if not self._pending or len(query) <= _NAME_AT:
+            return False
+        label = query[_NAME_AT + 1 : _NAME_AT + 1 + query[_NAME_AT]]
+        found = self._pending.get(label.decode("latin-1").lower())
         if found is None:
             return False
         found.set()
@@ -61,7 +66,7 @@ class LoopGuard:
             verdict = await self._probe(suffix, ask)
         finally:
             del self._probing[target]
-        self._verdicts[target] = (verdict, self._now() + VERDICT_S)
+        self._verdicts[target] = (verdict, self._now() + (LOOP_S if verdict else FINE_S))
         return verdict
 
     async def _probe(self, suffix: str, ask: Callable[[str], Awaitable[object]]) -> bool:

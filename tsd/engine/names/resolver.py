@@ -122,6 +122,8 @@ class Resolver:
 
         if message.is_reply(wire):
             return Answer(_format_error(wire))
+        if self.forwarder.loops.came_back(wire):
+            return Answer(message.refusal(wire, message.NXDOMAIN))
         own = codec.answer(self._zone, wire, max_bytes=65535 if over_tcp else None)
         if own is not None:
             return Answer(own)
@@ -142,7 +144,7 @@ class Resolver:
     async def _forward(self, wire: bytes, over_tcp: bool, name: str | None) -> Answer:
         if name is None or message.question_of(wire) is None:
             return Answer(_format_error(wire))
-        if self.forwarder.loops.came_back(name) or _is_bonjour(name):
+        if _is_bonjour(name):
             return Answer(message.refusal(wire, message.NXDOMAIN))
         upstreams, suffix = self.upstreams_for(name), self._suffix_for(name)
         answer = await self.forwarder.ask(wire, upstreams, over_tcp, suffix)

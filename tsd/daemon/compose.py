@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 import tsnative
-from tsd.base.addr import AddrPort
+from tsd.base.addr import AddrPort, parse_number
 from tsd.base.clock import Clock, SystemClock
 from tsd.base.entropy import system_entropy
 from tsd.base.errors import HullError, StateError, TsdError, reason_of
@@ -235,6 +235,7 @@ class DaemonService:
                 links=LinkWatcher(device, assume_up=is_up),
                 mtu_bytes=settings.mtu_bytes,
                 netfilter_kind=settings.knob("TS_DEBUG_FIREWALL_MODE"),
+                loopback_port=parse_number(settings.knob("TS_DEBUG_NETSTACK_LOOPBACK_PORT"), 65535) or 0,
                 offload=settings.knob_on("TSD_TUN_OFFLOAD", default=True),
             )
 

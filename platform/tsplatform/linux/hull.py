@@ -105,10 +105,11 @@ def build_linux_hull(
     mtu_bytes: int = 1280,
     offload: bool = True,
     netfilter_kind: str = "",
+    loopback_port: int = 0,
     entropy: Entropy = system_entropy,
     clock: Clock | None = None,
 ) -> LinuxHull:
-    """`folder` keeps the undo journal; `netfilter_kind` overrules the prefs.
+    """`folder` keeps the undo journal; `netfilter_kind` overrules the prefs; `loopback_port`: see `ServiceStack`.
 
     Raises `HullError` that names what is missing and the fix, leaving nothing.
     """
@@ -133,7 +134,7 @@ def build_linux_hull(
     threaded = ThreadedRouter(router, is_closed=is_closed)
     names = SystemNames(folder, device, threaded.own_addresses)
     net = HostNet(threaded.own_addresses)
-    services = ServiceStack(tun, entropy, clock)
+    services = ServiceStack(tun, entropy, clock, loopback_port=loopback_port)
     care = Caretaker(claim.names, router, threaded, lambda: tun.is_up)
     log.info("network device: %s; routing table %d", tun.describe(), claim.names.table)
     return LinuxHull(

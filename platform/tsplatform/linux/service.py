@@ -35,10 +35,11 @@ _V4, _V6 = QUAD_100.packed, QUAD_100_V6.packed
 class ServiceStack:
     """`start` it on the running loop. Without a resolver nothing listens, and every port is refused."""
 
-    def __init__(self, tun: KernelTun, entropy: Entropy, clock: Clock | None = None) -> None:
+    def __init__(self, tun: KernelTun, entropy: Entropy, clock: Clock | None = None, *, loopback_port: int = 0) -> None:
+        """`loopback_port`: TCP and UDP to it go to this port of the host's loopback address (for tests)."""
         self._tun = tun
         self._stack = NetstackTun((QUAD_100, QUAD_100_V6), tun.mtu_bytes, entropy=entropy, clock=clock)
-        self._stack.forwarder.is_enabled = False
+        self._stack.forwarder.only_ports = frozenset((loopback_port,) if loopback_port else ())
         self._tasks = Tasks(log)
         self._waiting = 0
         self._connections = 0

@@ -13,7 +13,7 @@ import logging
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
 from tsd.base.addr import AddrPort
@@ -36,7 +36,7 @@ UDP_IDLE_DNS_S = 30.0
 MAX_UDP_FLOWS = 4096
 _SWEEP_S = 5.0
 _DATAGRAMS_PER_WAKE = 64
-LOOPBACK = IPv4Address("127.0.0.1")
+LOOPBACK, LOOPBACK_V6 = IPv4Address("127.0.0.1"), IPv6Address("::1")
 
 
 class Driver(Protocol):
@@ -88,8 +88,8 @@ class Forwarder:
         self._echo = EchoForwarder(driver, protect)
         self.origins: dict[tuple[str, AddrPort], AddrPort] = {}
         self.drops = DropCounter()
-        self.is_enabled = True
-        """False: nothing goes to the host; unclaimed flows are refused."""
+        self.only_ports: frozenset[int] | None = None
+        """Only flows to these ports go to the host, to the loopback address of their family; all others are refused."""
 
     @property
     def health(self) -> str:
@@ -116,14 +116,23 @@ class Forwarder:
             self._sweeper.cancel()
         self._echo.close()
 
+    def _is_wanted(self, port: int) -> bool:
+        return self.only_ports is None or port in self.only_ports
+
+    def _host_target(self, local: AddrPort, is_own: bool) -> AddrPort:
+        """Both families of our own addresses go to IPv4 loopback, except when only some ports are wanted."""
+        if not is_own:
+            return local
+        return AddrPort(LOOPBACK_V6 if self.only_ports and local.ip.version == 6 else LOOPBACK, local.port)
+
     # -- TCP ---------------------------------------------------------------------------------------------------
 
     def on_syn(self, attempt: SynReceived) -> None:
         """Dial the host side of a connection attempt."""
-        if not self.is_enabled:
+        if not self._is_wanted(attempt.local.port):
             self._driver.stack.refuse(attempt)
             return
-        target = _host_target(attempt.local, attempt.is_own)
+        target = self._host_target(attempt.local, attempt.is_own)
         try:
             sock = socket.socket(socket.AF_INET if target.ip.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
         except OSError as err:
@@ -191,7 +200,7 @@ class Forwarder:
 
     def on_datagram(self, event: DatagramReceived) -> bool:
         """Send to the host on the flow's socket. False when it cannot be forwarded."""
-        if not self.is_enabled:
+        if not self._is_wanted(event.local.port):
             return False
         key = (event.local, event.remote)
         flow = self._flows.get(key)
@@ -213,7 +222,7 @@ class Forwarder:
 
     def _open_flow(self, event: DatagramReceived) -> _UdpFlow | None:
         is_own = event.local.ip in self._driver.stack.addresses
-        target = _host_target(event.local, is_own)
+        target = self._host_target(event.local, is_own)
         if len(self._flows) >= MAX_UDP_FLOWS:
             self._drop_flow(next(iter(self._flows)))
         try:
@@ -239,7 +248,7 @@ class Forwarder:
             sock.setblocking(False)
             if self._protect is not None and not is_own:
                 self._protect(sock)
-            host = "127.0.0.1" if is_own else "0.0.0.0" if target.ip.version == 4 else "::"
+            host = str(target.ip) if is_own else "0.0.0.0" if target.ip.version == 4 else "::"
             try:
                 sock.bind((host, wanted_port))
             except OSError:
@@ -283,7 +292,7 @@ class Forwarder:
     # -- ICMP --------------------------------------------------------------------------------------------------
 
     def on_echo(self, event: EchoRequested) -> None:
-        if self.is_enabled:
+        if self.only_ports is None:
             self._echo.forward(event)
 
     def _note(self, reason: str, err: OSError) -> None:
@@ -292,8 +301,3 @@ class Forwarder:
         count = self.drops[reason]
         if count & (count - 1) == 0:
             log.warning("cannot forward to the host: %s (%d times): %s", reason, count, err)
-
-
-def _host_target(local: AddrPort, is_own: bool) -> AddrPort:
-    """Both families of our own addresses go to IPv4 loopback."""
-    return AddrPort(LOOPBACK, local.port) if is_own else local

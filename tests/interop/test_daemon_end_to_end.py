@@ -222,6 +222,27 @@ def test_down_up_and_restarts_keep_the_identity(daemon: Daemon, coord: CoordProc
     assert coord.call("nodes.list") and "stayer-1" not in coord.nodes()
 
 
+def test_a_start_without_control_goes_on_with_the_netmap_of_the_last_run(daemon: Daemon, tmp_path: Path) -> None:
+    def kept() -> list[Path]:
+        return list(daemon.folder.glob("tsd.state.netmap-*"))
+
+    with CoordProcess(tmp_path / "coord") as coord:
+        daemon.start()
+        join(daemon, coord, "alone")
+        before = daemon.identity()
+        wait_until(kept, 30, "the netmap to be kept")
+        assert kept()[0].stat().st_mode & 0o777 == 0o600
+        daemon.stop(signal.SIGKILL)
+    daemon.start()
+    wait_until(lambda: daemon.state_name == "Running", 30, "Running")
+    assert daemon.identity() == before
+    wait_until(lambda: "The netmap of" in " ".join(daemon.status()["Health"]), 30, "the warning")
+    assert "does not answer" in daemon.cli("status").stdout
+    daemon.stop()
+    daemon.start({"TS_USE_CACHED_NETMAP": "false"})
+    assert daemon.state_name != "Running" and not kept()
+
+
 # --- where the state is
 
 

@@ -191,6 +191,20 @@ def test_netcheck_finds_the_relay(joined: Net) -> None:
     assert "\t* UDP: true\n" in text and "\t* Nearest DERP: Lab\n" in text and "\t\t- lab: " in text
 
 
+def test_doctor_sees_what_it_can(joined: Net) -> None:
+    """The rest is skipped with a reason; that it is not tsd is a note, no fault."""
+    found = json.loads(joined.a.call("doctor", "--json", check=False).stdout)
+    faults = [one for one in found["findings"] if one["severity"] == "fault" and not one["check"].startswith("health")]
+    assert faults == [], found
+    assert {"daemon", "state", "control", "relays", "clock"} <= set(found["passed"]), found
+    assert any("is tailscaled" in one["cause"] for one in found["findings"])
+    joined.a.call("down")
+    stopped = json.loads(joined.a.call("doctor", "--json", "--network=false", check=False).stdout)
+    assert "state" in {one["check"] for one in stopped["findings"]}
+    joined.a.call("up", f"--login-server={joined.headscale.url}", "--hostname=a", "--accept-routes=false", check=False)
+    wait_for(lambda: joined.a.state_name == "Running", 60, "up again")
+
+
 def test_set_get_down_up(joined: Net) -> None:
     assert joined.a.call("set", "--hostname=renamed", "--accept-routes").returncode == 0
     assert real_cli(joined.a, "get", "hostname").stdout == "renamed\n"

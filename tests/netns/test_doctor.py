@@ -85,8 +85,13 @@ def test_a_healthy_node_has_no_finding(net: Lab) -> None:
 
 def test_full_sized_packets_are_asked_of_a_direct_peer(net: Lab) -> None:
     net.k.ping("u", "--until-direct", "--c=20")
-    net.lab.run(net.k.namespace, "ping", "-c", "2", "-i", "0.2", net.u.ip4)
-    assert "path-mtu" in net.doctor(net.k)["passed"]
+    address = net.u.ip4
+
+    def is_asked() -> bool:
+        net.lab.run(net.k.namespace, "ping", "-c", "2", "-i", "0.2", address, check=False)
+        return "path-mtu" in net.doctor(net.k)["passed"]
+
+    wait_for(is_asked, 30, "a direct path")
     with _undone(
         net,
         net.k,
@@ -118,28 +123,6 @@ def test_no_daemon_and_a_dead_one(net: Lab) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
     found = net.doctor(net.k, socket=str(dead), code=1)
     assert "has died" in next(one["cause"] for one in found["findings"] if one["check"] == "daemon")
-
-
-def test_somebody_who_keeps_flushing_is_seen(net: Lab) -> None:
-    """tsd puts everything back; what is gone at a look is named nevertheless."""
-    stop = threading.Event()
-
-    def flush() -> None:
-        while not stop.wait(0.05):
-            for line in ("ip route flush table 53", "ip rule del pref 5370"):
-                net.lab.run(net.k.namespace, *line.split(), check=False)
-
-    thread = threading.Thread(target=flush)
-    thread.start()
-    try:
-        wait_for(lambda: "routing" in net.faults(net.k, "--network=false"), 30, "the flush seen")
-        found = net.faults(net.k, "--network=false")
-    finally:
-        stop.set()
-        thread.join()
-    if "routing" in found:
-        assert "53" in found["routing"]["cause"] and "ip monitor" in found["routing"]["fix"]
-    wait_for(lambda: not net.faults(net.k, "--network=false"), 60, "everything put back")
 
 
 def test_an_interface_set_down_by_hand(net: Lab) -> None:
@@ -219,11 +202,16 @@ def test_a_blocked_relay_and_blocked_udp(net: Lab) -> None:
         assert "UDP is blocked" in found["udp"]["cause"], found
 
 
-def test_stopped_and_logged_out(net: Lab) -> None:
+def test_stopped_and_expired(net: Lab) -> None:
     net.u.call("down")
     assert net.faults(net.u, "--network=false")["state"]["fix"] == "tsctl up"
     net.u.call("up", f"--login-server={net.coord.url}", "--hostname=u")
-    wait_for(lambda: not net.faults(net.u), 60, "all well again")
+    wait_for(lambda: not net.faults(net.u, "--network=false"), 60, "all well again")
+    net.coord.call("nodes.expire", node="u")
+    wait_for(lambda: {"key", "state"} & set(net.faults(net.u, "--network=false")), 60, "the expiry")
+    found = net.faults(net.u, "--network=false")
+    assert all(one["layer"] == "control" for one in found.values()), found
+    assert "--force-reauth" in found.get("key", {}).get("fix", "--force-reauth")
 
 
 def test_a_container_without_the_device_or_the_right(net: Lab) -> None:
@@ -250,3 +238,28 @@ def test_a_second_daemon_is_noted(net: Lab) -> None:
         assert found and found[0]["severity"] == "note" and str(second.socket) in found[0]["cause"]
     finally:
         second.stop()
+
+
+def test_somebody_who_keeps_flushing_is_seen(net: Lab) -> None:
+    """tsd puts everything back; what is gone at a look, or keeps going, is named nevertheless."""
+    stop = threading.Event()
+
+    def flush() -> None:
+        while not stop.wait(0.05):
+            for line in ("ip route flush table 53", "ip rule del pref 5370"):
+                net.lab.run(net.k.namespace, *line.split(), check=False)
+
+    def seen() -> str:
+        found = net.faults(net.k, "--network=false")
+        return next((one["cause"] for check, one in found.items() if check in ("routing", "health routing-fight")), "")
+
+    causes: list[str] = []
+    thread = threading.Thread(target=flush)
+    thread.start()
+    try:
+        wait_for(lambda: causes.append(seen()) or causes[-1], 30, "the flush seen")
+    finally:
+        stop.set()
+        thread.join()
+    assert "53" in causes[-1] or "route" in causes[-1]
+    wait_for(lambda: "routing" not in net.faults(net.k, "--network=false"), 60, "everything put back")

@@ -119,7 +119,12 @@ def paths(facts: Facts) -> Iterator[Finding]:
 
 CHECKS = (
     Check("clock", "the clock agrees with the control server's", clock, ("clock-wrong",)),
-    Check("control", "the control server answers", control, ("not-in-map-poll", "mapresponse-timeout")),
+    Check(
+        "control",
+        "the control server answers",
+        control,
+        ("not-in-map-poll", "mapresponse-timeout", "using-cached-netmap"),
+    ),
     Check("relays", "relays answer over TLS", relays, ("no-derp-home", "no-derp-connection", "derp-timed-out")),
     Check("udp", "UDP gets out", udp),
     Check("nat", "the NAT allows direct paths", nat),

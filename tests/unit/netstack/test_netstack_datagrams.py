@@ -13,7 +13,16 @@ from tsd.hull import Frame
 from tsd.netstack.events import DatagramReceived, EchoRequested
 from tsd.netstack.fragments import Reassembler, cut
 from tsd.netstack.stack import Stack
-from tsd.packet.build import icmp_echo_request, ip_packet, udp_packet
+from tsd.netstack.tcp import constants as c
+from tsd.packet import tsmp
+from tsd.packet.build import (
+    UNREACHABLE_ADMIN,
+    icmp_echo_request,
+    icmp_unreachable,
+    ip_packet,
+    tcp_packet,
+    udp_packet,
+)
 from tsd.packet.parse import parse
 
 
@@ -169,3 +178,27 @@ def test_default_route_does_not_reach_into_the_host(address: str, is_forwarded: 
     assert bool(stack.take_events()) is is_forwarded
     stack.set_subnets([ip_network("127.0.0.0/8")])
     assert stack._is_in_subnets(raw("127.0.0.1"))
+
+
+@pytest.mark.parametrize(("near", "far"), [("100.64.0.1", "100.64.0.2"), ("fd7a::1", "fd7a::2")], ids=["IPv4", "IPv6"])
+def test_a_refusal_of_the_peer_ends_an_attempt_but_not_a_connection(near: str, far: str) -> None:
+    local, remote = ip_address(near), ip_address(far)
+    stack = Stack([local], 1280, SeededEntropy(1))
+    attempt = stack.connect(AddrPort(remote, 80), 1.0)
+    stack.flush(1.0)
+    [frame] = stack.take_frames()
+    syn = parse(bytes(frame.packet))
+    told = parse(tsmp.rejection_of(syn, tsmp.REASON_ACL))
+    message = tsmp.read(told)
+    assert isinstance(message, tsmp.Rejected)
+    error = tsmp.unreachable_for(told, message)
+    assert error is not None
+    stack.receive([Frame(error)], 1.1)
+    assert attempt.state == c.CLOSED and attempt.error == "prohibited"
+    other = stack.connect(AddrPort(remote, 80), 2.0)
+    other.state = c.ESTABLISHED
+    about = tcp_packet(local.packed, other.header.lport, remote.packed, 80, sequence=0)
+    unreachable = icmp_unreachable(parse(about), UNREACHABLE_ADMIN)
+    assert unreachable is not None
+    stack.receive([Frame(unreachable)], 2.1)
+    assert other.state == c.ESTABLISHED

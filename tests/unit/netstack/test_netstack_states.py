@@ -15,9 +15,6 @@ from tsd.netstack.events import StreamAdvanced
 from tsd.netstack.stack import Stack
 from tsd.netstack.tcp import constants as c
 from tsd.netstack.tcp.segment import Header, parse_segment, syn_options, timestamp_option
-from tsd.packet import tsmp
-from tsd.packet.build import UNREACHABLE_ADMIN, icmp_unreachable, tcp_packet
-from tsd.packet.parse import parse
 
 
 def send(pair: Pair, data: bytes, *, is_from_a: bool = True) -> None:
@@ -32,30 +29,6 @@ def test_refused_port_and_no_listener() -> None:
     client = pair.connect(81)
     assert pair.run(5.0, until=lambda: client.state == c.CLOSED)
     assert client.error == "refused"
-
-
-@pytest.mark.parametrize(("near", "far"), [("100.64.0.1", "100.64.0.2"), ("fd7a::1", "fd7a::2")], ids=["IPv4", "IPv6"])
-def test_a_refusal_of_the_peer_ends_an_attempt_but_not_a_connection(near: str, far: str) -> None:
-    local, remote = ip_address(near), ip_address(far)
-    stack = Stack([local], 1280, SeededEntropy(1))
-    attempt = stack.connect(AddrPort(remote, 80), 1.0)
-    stack.flush(1.0)
-    [frame] = stack.take_frames()
-    syn = parse(bytes(frame.packet))
-    told = parse(tsmp.rejection_of(syn, tsmp.REASON_ACL))
-    message = tsmp.read(told)
-    assert isinstance(message, tsmp.Rejected)
-    error = tsmp.unreachable_for(told, message)
-    assert error is not None
-    stack.receive([Frame(error)], 1.1)
-    assert attempt.state == c.CLOSED and attempt.error == "prohibited"
-    other = stack.connect(AddrPort(remote, 80), 2.0)
-    other.state = c.ESTABLISHED
-    about = tcp_packet(local.packed, other.header.lport, remote.packed, 80, sequence=0)
-    unreachable = icmp_unreachable(parse(about), UNREACHABLE_ADMIN)
-    assert unreachable is not None
-    stack.receive([Frame(unreachable)], 2.1)
-    assert other.state == c.ESTABLISHED
 
 
 def test_syn_is_repeated_and_gives_up() -> None:

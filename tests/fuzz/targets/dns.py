@@ -9,8 +9,10 @@ from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError
 from tsd.dns import message
 from tsd.dns import wire as codec
+from tsd.dns.osconfig import os_dns
 from tsd.dns.zone import Zone
 from tsd.engine.names.resolver import Resolver
+from tsd.engine.names.upstreams import schedule
 from tsd.hull import DnsConfig
 
 _BENCH = Bench()
@@ -81,3 +83,50 @@ def fuzz_dns_reply(data: bytes) -> None:
         pass
     codec.joined(data, data)
     _BENCH.run(run())
+
+
+def fuzz_dns_message(data: bytes) -> None:
+    """A message of any kind as a forwarder sees it: nothing raises, and what is cut is a message again that fits."""
+    for limit in (12, 40, message.PLAIN_UDP_BYTES, message.MAX_UDP_BYTES):
+        made = message.fitted(data, limit)
+        assert len(made) <= max(limit, message.HEADER_BYTES)
+        if len(data) > limit >= message.PLAIN_UDP_BYTES:
+            assert message.is_cut(made) and (message.question_end(data) is None or _is_whole(made))
+    message.question_of(data)
+    message.answers(data, data)
+    message.rcode_of(data)
+    if len(data) >= message.HEADER_BYTES:
+        limited = message.with_payload_limit(data, 1232)
+        assert len(limited) == len(data)
+        assert message.udp_limit(limited) <= 1232 or message.opt_of(limited) is None
+        reply = message.refusal(data, message.SERVFAIL, message.EDE_OTHER, "why")
+        assert reply[:2] == data[:2] and message.is_reply(reply) and _is_whole(reply)
+
+
+def _is_whole(wire: bytes) -> bool:
+    """All records that the header counts are there, and nothing behind them."""
+    end = message.question_end(wire)
+    found = list(message.records(wire))
+    counted = sum(int.from_bytes(wire[at : at + 2], "big") for at in (6, 8, 10))
+    return len(found) == counted and (found[-1].end if found else end) == len(wire)
+
+
+def fuzz_dns_http(data: bytes) -> None:
+    """What an exit node's PeerAPI says: an answer for the asker comes of it, or SERVFAIL."""
+
+    async def run() -> None:
+        made = Resolver(_Dialer(data))  # type: ignore[arg-type]
+        made.configure(DnsConfig(resolvers=("http://100.64.0.9:4000/dns-query",)))
+        reply = await made.query(codec.question("www.example", "A", 7))
+        assert len(reply) >= 12 and reply[:2] == b"\0\x07"
+
+    _BENCH.run(run())
+
+
+def fuzz_dns_upstreams(data: bytes) -> None:
+    """Resolvers as control may write them, one a line: they are asked in some order, or not at all."""
+    texts = data.decode("utf-8", "replace").splitlines()
+    found = schedule(texts)
+    assert all(one.text in texts and one.delay_s >= 0 for one in found)
+    wanted = os_dns(DnsConfig(resolvers=tuple(texts), routes={"corp": tuple(texts)}), (), True)
+    assert all(parse_ip(server) for server in wanted.nameservers)

@@ -150,7 +150,8 @@ def run_command(path: str, command: Command, words: Sequence[str]) -> int:
         sys.stderr.write(help_text(path, command))
         return 0
     except UsageError as error:
-        raise UsageError(f"{error.text} (see {path} --help)") from None
+        hint = f"write tsctl --socket=PATH {path[6:]}" if error.text.endswith(" -socket") else f"see {path} --help"
+        raise UsageError(f"{error.text} ({hint})") from None
     if command.subcommands:
         sub = command.subcommand(parsed.args[0]) if parsed.args else None
         if sub is not None:

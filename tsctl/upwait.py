@@ -137,7 +137,16 @@ class LoginWatcher:
                 self._has_printed = True
 
     def _reason_note(self) -> str:
-        return f"; last reason: {self._reasons[0]}" if self._reasons else "; `tsctl status` may tell why"
+        reason = self._reasons[0] if self._reasons else self._control_error()
+        return f"; last reason: {reason}" if reason else "; `tsctl doctor` may tell why"
+
+    def _control_error(self) -> str:
+        """What tsd says of its control server before it becomes a warning; "" from tailscaled."""
+        try:
+            found = self._client.call("POST", "debug?action=doctor", b"", timeout_s=5.0).json()
+        except (Failure, TimeoutError):
+            return ""
+        return str(found.get("ControlError") or "") if isinstance(found, dict) else ""
 
     def _state_now(self) -> str:
         try:

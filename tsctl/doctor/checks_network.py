@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tsctl.doctor.facts import ControlFacts, Facts, Reached
 from tsctl.doctor.verdict import FAULT, NOTE, Check, Finding, Skipped
+from tsd.localapi.schema import RUNNING
 
 CLOCK_FAULT_S, CLOCK_NOTE_S = 300.0, 30.0
 
@@ -48,8 +49,10 @@ def control(facts: Facts) -> Iterator[Finding]:
         severity = NOTE if is_connected else FAULT
         also = "; the daemon itself is connected" if is_connected else ""
         yield _unreached(f"the control server {found.url}", found.reached, found, severity, also)
-    elif facts.daemon.answers and facts.daemon.state == "Running" and is_connected is False:
-        said = str(facts.daemon.report.get("ControlError") or "no reason is known yet")
+        return
+    said = str(facts.daemon.report.get("ControlError") or "")
+    if is_connected is False and (said or facts.daemon.state == RUNNING):
+        said = said or "no reason is known yet"
         cause = (
             f"{found.url} answers over HTTP, but the daemon's connection to it (the upgrade to ts2021) fails: {said}"
         )

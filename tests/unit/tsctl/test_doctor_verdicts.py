@@ -246,6 +246,14 @@ def test_without_a_daemon_the_reason_comes_first_and_the_rest_is_skipped(trouble
     assert "no daemon answers" in verdict.skipped.values()
 
 
+def test_a_refused_upgrade_is_told_before_the_login() -> None:
+    facts = healthy()
+    facts.daemon.report |= {"ControlConnected": False, "ControlError": "a proxy removed our Upgrade header"}
+    facts.daemon.status["BackendState"] = "NeedsLogin"
+    found = {one.check: one for one in judge(facts, CHECKS).findings}
+    assert "a proxy removed our Upgrade header" in found["control"].cause and found["control"].layer == "control"
+
+
 def test_a_daemon_elsewhere_is_pointed_at() -> None:
     facts = Facts(DaemonFacts("/s", ABSENT), BoxFacts(processes=[Process(5, "tsd", "/other.sock")]))
     assert judge(facts, CHECKS).findings[0].fix == "tsctl --socket=/other.sock doctor"

@@ -57,6 +57,11 @@ def open_udp(local: AddrPort, gro: bool) -> socket.socket:
     return sock
 
 
+def resident_kib() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
 def keys(is_first: bool) -> tuple[int, int, bytes, bytes]:
     """Local and remote index, send and receive key."""
     one, two = bytes(range(32)), bytes(range(32, 64))
@@ -73,6 +78,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--plain", action="store_true", help="no offloads: one packet per call")
     parser.add_argument("--mtu", type=int, default=1280)
+    parser.add_argument("--more-peers", type=int, default=0, help="with sessions, and nothing to do")
+    parser.add_argument("--more-prefixes", type=int, default=0, help="of those peers")
     return parser.parse_args()
 
 
@@ -94,6 +101,18 @@ class End:
         self.pump.start(self.tun, *fds, choices)
         self.pump.set_local([ip_network(ip_address(text)) for text in options.addresses])
         self.seen: dict[str, int] = {}
+        before = resident_kib()
+        self.add_more(options.more_peers, options.more_prefixes, now)
+        if options.more_peers:
+            print(f"KiB for each peer: {(resident_kib() - before) / options.more_peers:.1f}", flush=True)
+
+    def add_more(self, peers: int, prefixes: int, now: float) -> None:
+        for number in range(peers):
+            peer = PEER + 1 + number
+            self.core.add_peer(peer)
+            mine = [ip_network((167772160 + 256 * n, 24)) for n in range(number, prefixes, peers)]
+            self.core.set_allowed_ips(peer, mine)
+            self.core.install_session(peer, 1000 + number, number, bytes(32), bytes(range(32)), True, now + 1e6)
 
     def serve(self) -> None:
         while True:

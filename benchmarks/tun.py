@@ -1,10 +1,11 @@
 """The fast path on kernel TUNs: contenders on one bridge, alternating in one run, measured with iperf3 and ping.
 
 Contenders: `limit` (a probe that does the least work; --limit or TSD_BENCH_LIMIT: folder with limit.c and aead.c),
-`pump` (our `FdPump` at both ends with fixed keys; `pump1`: one thread), `wireguard-go`, and with TSD_PEER_BIN
-`tailscaled` in headscale's tailnet, `tsd` beside it when asked for. Needs root and iperf3; nothing leaves the machine.
-Prints medians, minima, maxima and ratios; JSON in benchmarks/out/tun.json. CPU seconds are those of both daemons and
-both iperf3.
+`tsd` and with TSD_PEER_BIN `tailscaled` in headscale's tailnet, without it `tsd` in `tsd coord`'s; `tsd-relay` and
+`tailscaled-relay`: by the relay alone; `pump` (our `FdPump` at both ends with fixed keys; `pump1`: one thread,
+`pump-many`: beside 1,000 peers with sessions and 10,000 allowed IPs), `wireguard-go`. Needs root and iperf3; nothing
+leaves the machine. Prints medians, minima, maxima and ratios; JSON in benchmarks/out/tun.json. CPU seconds are those of
+both daemons and both iperf3.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
+from harness.coordproc import CoordProcess  # noqa: E402
 from harness.headscale import ALLOW_ALL, Headscale, peer_binary  # noqa: E402
 from harness.netlab import NetLab, Process, sh, wait_for  # noqa: E402
 from harness.nodes import Node, TunTailscaledNode, TunTsdNode  # noqa: E402
@@ -36,7 +38,9 @@ from harness.nodes import Node, TunTailscaledNode, TunTsdNode  # noqa: E402
 PYTHONPATH = os.pathsep.join(str(ROOT / part) for part in ("", "platform", "native", "tests"))
 MTU, GSO_BYTES, PORT = 1280, 60000, 5000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-DEFAULT = ("limit", "pump", "wireguard-go", "tailscaled")
+DEFAULT = ("limit", "tsd", "wireguard-go", "tailscaled")
+OTHERS = ("tsd-relay", "tailscaled-relay", "pump", "pump1", "pump-many")
+MANY = ("--more-peers=1000", "--more-prefixes=10000")
 METRICS = ("tcp1", "tcp8", "reverse", "both", "udp64_kpps", "ping_us", "cpu_s_per_gb")
 UNITS = "Gbit/s; kpps delivered; us; CPU s per GB"
 
@@ -48,9 +52,14 @@ class Contender:
     far: str
     far_ip: str
     processes: list[Process]
+    kib_for_each_peer: float = 0.0
 
     def cpu_s(self) -> float:
         return sum(cpu_seconds(process.pid) for process in self.processes)
+
+
+def has_peers() -> bool:
+    return (Path(os.environ.get("TSD_PEER_BIN", "/nowhere")) / "tailscaled").is_file()
 
 
 def cpu_seconds(pid: int) -> float:
@@ -59,18 +68,19 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Bed:
-    def __init__(self, lab: NetLab, folder: Path, options: argparse.Namespace) -> None:
+    def __init__(self, lab: NetLab, folder: Path, options: argparse.Namespace, cleanup: ExitStack) -> None:
         self.lab = lab
         self.folder = folder
         self.options = options
-        self.headscale: Headscale | None = None
-        self.key = ""
+        self.control: tuple[str, str] | None = None
+        self.cleanup = cleanup
 
     def build(self, name: str) -> Contender | None:
         """None, with a line that says why, when it cannot take part here."""
         kinds: dict[str, Callable[[str], Contender | None]] = {
-            "limit": self._limit, "pump": self._pump, "pump1": self._pump, "wireguard-go": self._wireguard_go,
-            "tailscaled": self._tailnet, "tsd": self._tailnet,
+            "limit": self._limit, "pump": self._pump, "pump1": self._pump, "pump-many": self._pump,
+            "wireguard-go": self._wireguard_go, "tailscaled": self._tailnet, "tsd": self._tailnet,
+            "tailscaled-relay": self._tailnet, "tsd-relay": self._tailnet,
         }  # fmt: skip
         built = kinds[name](name)
         if built is not None:
@@ -108,15 +118,17 @@ class Bed:
 
     def _pump(self, name: str) -> Contender:
         near, far = self._hosts(name)
-        net = "100.64.2" if name == "pump" else "100.64.3"
+        net = f"100.64.{('pump', 'pump1', 'pump-many').index(name) + 5}"
         processes = []
         for own, other, number in ((near, far, 1), (far, near, 2)):
             words = [sys.executable, "-m", "benchmarks.fdpump_end", "pump0", f"{self.lab.address(own)}:{PORT}"]
             words += [f"{self.lab.address(other)}:{PORT}", f"--addresses={net}.{number}"]
             words += [f"--threads={1 if name == 'pump1' else 2}"] + (["--first"] if number == 1 else [])
+            words += MANY if name == "pump-many" else ()
             processes.append(self._start(own, name, words))
             self._raise(own, "pump0", f"{net}.{number}")
-        return Contender(name, near, far, f"{net}.2", processes)
+        found = re.search(r"KiB for each peer: ([\d.]+)", processes[0].tail())
+        return Contender(name, near, far, f"{net}.2", processes, float(found[1]) if found else 0.0)
 
     def _wireguard_go(self, name: str) -> Contender | None:
         if not (shutil.which("wireguard-go") and shutil.which("wg")):
@@ -139,31 +151,46 @@ class Bed:
             self.lab.run(own, *words, "allowed-ips", "0.0.0.0/0", "endpoint", f"{self.lab.address(other)}:{PORT}")
         return Contender(name, near, far, "100.64.4.2", processes)
 
-    def _control(self) -> Headscale:
-        if self.headscale is None:
+    def _control(self) -> tuple[str, str]:
+        """URL and key of the tailnet that all daemons are in."""
+        if self.control is None:
             hub = self.lab.add_host("h")
             address = self.lab.address(hub)
-            relay = [peer_binary("derper"), f"-a={address}:4443", "-http-port=-1", "-certmode=manual"]
-            relay += [f"-hostname={address}", f"-certdir={self.folder / 'certs'}", f"-c={self.folder / 'derper.key'}"]
-            self.lab.start(hub, [*relay, "-stun-port=3478"], self.folder / "derper.log")
-            self.headscale = Headscale(self.lab, hub, self.folder / "headscale").start()
-            self.headscale.set_policy(ALLOW_ALL)
-            self.key = self.headscale.create_key(self.headscale.create_user("bench"), reusable=True)
-        return self.headscale
+            self.control = self._headscale(hub, address) if has_peers() else self._coord(hub, address)
+        return self.control
+
+    def _coord(self, hub: str, address: str) -> tuple[str, str]:
+        coord = CoordProcess(
+            self.folder / "coord", netns=hub, address=address, control_port=8080, derp_port=3340, stun_port=3478
+        )
+        self.cleanup.callback(coord.start().stop)
+        return coord.url, coord.auth_key(reusable=True)
+
+    def _headscale(self, hub: str, address: str) -> tuple[str, str]:
+        relay = [peer_binary("derper"), f"-a={address}:4443", "-http-port=-1", "-certmode=manual"]
+        relay += [f"-hostname={address}", f"-certdir={self.folder / 'certs'}", f"-c={self.folder / 'derper.key'}"]
+        self.lab.start(hub, [*relay, "-stun-port=3478"], self.folder / "derper.log")
+        headscale = Headscale(self.lab, hub, self.folder / "headscale").start()
+        headscale.set_policy(ALLOW_ALL)
+        return headscale.url, headscale.create_key(headscale.create_user("bench"), reusable=True)
 
     def _tailnet(self, name: str) -> Contender | None:
-        if not (Path(os.environ.get("TSD_PEER_BIN", "/nowhere")) / "tailscaled").is_file():
+        if name.startswith("tailscaled") and not has_peers():
             print(f"{name}: needs TSD_PEER_BIN", file=sys.stderr)
             return None
-        url = self._control().url
-        kind: type[Node] = TunTailscaledNode if name == "tailscaled" else TunTsdNode
-        nodes = [kind(self.lab, host, self.folder / host, host.rpartition("tsdQ-")[2]) for host in self._hosts(name)]
+        url, key = self._control()
+        is_relayed = name.endswith("-relay")
+        kind: type[Node] = TunTailscaledNode if name.startswith("tailscaled") else TunTsdNode
+        prefix = f"{self.lab.prefix}-"
+        nodes = [kind(self.lab, host, self.folder / host, host.removeprefix(prefix)) for host in self._hosts(name)]
         for node in nodes:
+            node.environ |= {"TS_DEBUG_NEVER_DIRECT_UDP": "1"} if is_relayed else {}
             node.start()
-            node.up(url, self.key)
+            node.up(url, key)
         near, far = nodes
         near.wait_for_peer(far.name)
-        wait_for(lambda: "via" in near.ping(far.ip4, "--c=3", check=False), 60, f"{name}: a direct path")
+        way = "via DERP" if is_relayed else "via 10."
+        wait_for(lambda: way in near.ping(far.ip4, "--c=3", check=False), 60, f"{name}: a path {way}")
         processes = [node.process for node in nodes if node.process is not None]
         return Contender(name, near.namespace, far.namespace, far.ip4, processes)
 
@@ -221,7 +248,7 @@ def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
     for name, found in results.items():
         cells = [f"{v['median']:.2f} [{v['min']:.2f}-{v['max']:.2f}]" for v in (found[m] for m in METRICS)]
         print(f"{name:14}" + "".join(f"{cell:>22}" for cell in cells))
-    for ours in (name for name in ("pump", "pump1", "tsd") if name in results):
+    for ours in (name for name in results if name.startswith(("pump", "tsd"))):
         for other in (name for name in results if name != ours):
             ratios = (results[ours][m]["median"] / results[other][m]["median"] for m in METRICS)
             print(
@@ -235,8 +262,9 @@ def answers(lab: NetLab, one: Contender) -> bool:
 
 @contextmanager
 def running(options: argparse.Namespace) -> Iterator[tuple[NetLab, list[Contender]]]:
-    with tempfile.TemporaryDirectory(prefix="tsdP") as folder, NetLab("tsdQ", "10.78.0") as lab:
-        bed = Bed(lab, Path(folder), options)
+    folder = tempfile.TemporaryDirectory(prefix="tsdQ")
+    with folder, NetLab(f"tsdQ{os.getpid() % 1000}", "10.78.0") as lab, ExitStack() as cleanup:
+        bed = Bed(lab, Path(folder.name), options, cleanup)
         contenders = [built for name in options.contenders if (built := bed.build(name)) is not None]
         for one in contenders:
             wait_for(partial(answers, lab, one), 30, f"{one.name}: an answer")
@@ -245,7 +273,7 @@ def running(options: argparse.Namespace) -> Iterator[tuple[NetLab, list[Contende
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("contenders", nargs="*", default=DEFAULT, help=f"of {', '.join((*DEFAULT, 'pump1', 'tsd'))}")
+    parser.add_argument("contenders", nargs="*", default=DEFAULT, help=f"of {', '.join((*DEFAULT, *OTHERS))}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=3)
     known = os.environ.get("TSD_BENCH_LIMIT")
@@ -264,7 +292,10 @@ def main() -> int:
     show(results)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     kernel = os.uname().release
+    memory = {one.name: one.kib_for_each_peer for one in contenders if one.kib_for_each_peer}
+    print("".join(f"{name}: {kib} KiB for each peer\n" for name, kib in memory.items()), end="")
     report = {"kernel": kernel, "cores": os.cpu_count(), "load": loads, "rounds": found, "summary": results}
+    report["kib_for_each_peer"] = memory
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 

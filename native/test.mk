@@ -17,7 +17,7 @@ LINK := -ldl -lpthread
 
 PORTABLE := -O1 -g -DTSN_PORTABLE_IO
 
-.PHONY: all plain sanitized threads fuzz clean
+.PHONY: all plain sanitized threads aarch64 fuzz clean
 all: plain sanitized threads
 
 plain: $(foreach cc,$(COMPILERS),$(OUT)/$(cc)/test_aead $(OUT)/$(cc)/test_core $(OUT)/$(cc)/test_fdpump $(OUT)/$(cc)/test_fdfaults)
@@ -47,6 +47,16 @@ $(OUT)/$(1)-san/test_%: native/tests/test_%.c $(CORE) $(HEADERS)
 	$(1) $(WARN) $(SANITIZE) -o $$@ $$< $(CORE) $$(LINK)
 endef
 $(foreach cc,$(COMPILERS),$(eval $(call build,$(cc))))
+
+# Another architecture, run by qemu: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user. Without OpenSSL to compare with.
+CROSS ?= aarch64-linux-gnu-gcc
+QEMU ?= qemu-aarch64
+aarch64: $(foreach t,core fdpump fdfaults,$(OUT)/aarch64/test_$(t))
+	@set -e; echo "== aarch64 under qemu"; for t in core fdpump fdfaults; do $(QEMU) $(OUT)/aarch64/test_$$t; done
+
+$(OUT)/aarch64/test_%: native/tests/test_%.c $(CORE) $(HEADERS)
+	@mkdir -p $(@D)
+	$(CROSS) $(WARN) -O2 -static -o $@ $< $(CORE) $(LINK)
 
 # libFuzzer (clang). FUZZ_SECONDS each; new inputs stay in $(OUT)/corpus.
 FUZZ_SECONDS ?= 60

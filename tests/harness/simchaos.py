@@ -13,6 +13,7 @@ from typing import Any
 
 from harness.simcoord import CONTROL_PORT, RELAY_PORT, STUN_PORT
 from harness.simnat import Nat
+from harness.simnet import Host
 from harness.simnode import SimNode
 from harness.simtailnet import SimTailnet
 from tsd.engine.account.states import State
@@ -31,6 +32,7 @@ class Chaos:
         self._busy: dict[str, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._addresses = self._names = 0
+        self._servers = [net.coord.host, *(relay.host for relay in net.relays)]
         self._auth_key = net.coord.key(reusable=True, expiry_s=None)
 
     async def run(self, seconds: float, pause_s: tuple[float, float] = (2.0, 30.0)) -> None:
@@ -59,7 +61,8 @@ class Chaos:
                 host.resume()
             if not host.is_plugged:
                 host.plug(True)
-        self.net.coord.host.blocked.clear()
+        for host in self._servers:
+            host.blocked.clear()
 
     async def _ping(self, end: float) -> None:
         while self.net.loop.time() < end:
@@ -74,18 +77,19 @@ class Chaos:
     # -- the whole net -----------------------------------------------------------------------------------------
 
     async def relay_cut(self) -> None:
-        await self._cut("relay", ("tcp", RELAY_PORT), ("udp", STUN_PORT))
+        host = self.dice.choice(self._servers)
+        await self._cut(host, f"relay on {host.name}", ("tcp", RELAY_PORT), ("udp", STUN_PORT))
 
     async def control_cut(self) -> None:
-        await self._cut("control", ("tcp", CONTROL_PORT))
+        await self._cut(self.net.coord.host, "control", ("tcp", CONTROL_PORT))
 
-    async def _cut(self, what: str, *ports: tuple[str, int]) -> None:
+    async def _cut(self, host: Host, what: str, *ports: tuple[str, int]) -> None:
         seconds = self.dice.choice((3.0, 20.0, 90.0, 200.0))
         self._note(f"{what} cut for {seconds:.0f} s")
-        self.net.coord.host.blocked |= dict.fromkeys(ports)
+        host.blocked |= dict.fromkeys(ports)
         await asyncio.sleep(seconds)
         for port in ports:
-            self.net.coord.host.blocked.pop(port, None)
+            host.blocked.pop(port, None)
 
     async def coord_restart(self) -> None:
         if "coord" in self._busy:
@@ -215,8 +219,13 @@ class Chaos:
 
     async def _log_in(self, node: SimNode) -> None:
         """The user stays until it worked: a daemon that ends before that knows nothing of the auth key afterwards."""
+        old = node.engine.account.prefs.node_key
         await node.up(self._auth_key)
-        await self.net.until(lambda: node.state is State.RUNNING, 600, f"{node.name} logged in")
+
+        def is_done() -> bool:
+            return node.state is State.RUNNING and node.engine.account.prefs.node_key != old
+
+        await self.net.until(is_done, 900, f"{node.name} logged in")
 
 
 def is_direct_by_table(a: SimNode, b: SimNode) -> bool:

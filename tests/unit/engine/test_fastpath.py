@@ -283,6 +283,21 @@ async def test_sockets_are_let_go_before_they_close(parts: Any) -> None:
     assert parts.pump.of("set_sockets") == [(None, None), (7, None, True, False)]
 
 
+async def test_threads_that_do_not_start_again_leave_it_to_the_loop(
+    parts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "no threads")
+
+    parts.fast.start(parts.device)
+    failed = []
+    parts.fast.on_failed = lambda: failed.append(True)
+    monkeypatch.setattr(parts.pump, "set_sockets", refuse, raising=False)
+    parts.fast.sockets_closing()
+    parts.fast.sockets_opened()
+    assert failed == [True] and not parts.path.is_lent and parts.fast.counters == {}
+
+
 async def test_traffic_is_counted_once(parts: Any) -> None:
     parts.fast.start(parts.device)
     parts.pump.counters = {"udp4_datagrams": 3, "udp4_bytes": 300, "udp6_datagrams_sent": 2, "udp6_bytes_sent": 99}

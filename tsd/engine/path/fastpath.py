@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort
@@ -58,6 +59,8 @@ class FastPath:
         self._sockets = sockets
         self._clock = clock
         self._driver = driver
+        self.on_failed: Callable[[], None] = lambda: None
+        """It stopped by itself: somebody else must read the device."""
         self._device: DeviceTun | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader = -1
@@ -122,11 +125,17 @@ class FastPath:
     # --- sockets.Borrower
 
     def sockets_closing(self) -> None:
-        self._pump.set_sockets(None, None)
+        with suppress(OSError):  # no threads are left then, and `sockets_opened` will see it
+            self._pump.set_sockets(None, None)
 
     def sockets_opened(self) -> None:
         lent = self._sockets.lent()
-        self._pump.set_sockets(lent.v4, lent.v6, lent.has_gso, lent.has_gro)
+        try:
+            self._pump.set_sockets(lent.v4, lent.v6, lent.has_gso, lent.has_gro)
+        except OSError as err:
+            log.error(fields("packets are moved by the event loop: the pump's threads do not start again", reason=err))
+            self.stop()
+            self.on_failed()
 
     # --- told by the plane
 

@@ -149,7 +149,12 @@ class Plane:
         except (OSError, MemoryError) as err:
             log.warning(fields("packets are moved by the event loop: the pump's threads do not start", reason=err))
             return None
+        fast.on_failed = lambda: self._without_fast(device)
         return fast
+
+    def _without_fast(self, device: Tun) -> None:
+        self.fast = None
+        self.datapath.attach(device)
 
     def rules_changed(self) -> None:
         """The datapath's filters are other ones, or who is jailed or masqueraded."""

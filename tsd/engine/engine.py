@@ -275,13 +275,15 @@ class Engine:
             self.account.on_refused(text)
         else:
             self.recollection.control_failed(text)
+            if self.health.is_broken("no-control"):
+                self.health.set("no-control", error=text)
             self.health.set_if("tls-connection-failed", False)
             self.health.set_if("not-in-map-poll", bool(text), error=text)
 
     def on_connected(self, is_connected: bool) -> None:
         self.is_control_connected = self.reach.is_home_known = is_connected
         if is_connected:
-            self.health.clear("not-in-map-poll")
+            self.health.clear("not-in-map-poll", "no-control")
         self.account.update_state()
 
     def on_pop_browser(self, url: str) -> None:

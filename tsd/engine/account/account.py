@@ -302,6 +302,7 @@ class Account:
             self.self_node = None
         self.auth_url, self._auth_url_at = url, self._clock.now()
         self.update_state()
+        self._health.clear("no-control")
         self._tell_url(url)
 
     def on_registered(self, response: RegisterResponse, node_key: NodePrivate) -> None:
@@ -320,7 +321,7 @@ class Account:
         self._has_login_goal = False
         self._trial_key = None
         self._auth_key = ""
-        self._health.clear("login-state")
+        self._health.clear("login-state", "no-control")
         old = self.prefs
         persist = old.persist or Persist()
         if persist.private_node_key != node_key:
@@ -355,6 +356,7 @@ class Account:
 
     def on_refused(self, text: str) -> None:
         """Control refused the login for a reason that the user must read; shown once."""
+        self._health.clear("no-control")
         self._health.set("login-state", error=text)
         self.update_state()
         if text != self._last_error:
@@ -439,7 +441,7 @@ class Account:
         self.auth_url = ""
         self._last_error = ""
         self._is_logged_in = False
-        self._health.clear("login-state")
+        self._health.clear("login-state", "no-control")
         if not self.is_store_healthy or (self.prefs.logged_out and not self._auth_key and not self._has_login_goal):
             return
         machine_key = self._profiles.machine_key()
@@ -456,6 +458,7 @@ class Account:
     def _login(self, rotate: bool) -> None:
         if self._control is None:
             return
+        self._health.set("no-control", error=f"no answer from {self.control_url} so far")
         current = self.prefs.node_key
         if current is not None and not rotate:
             self._control.login(current, None, self._auth_key)
@@ -478,7 +481,7 @@ class Account:
         self._is_logged_in = False
         self._has_login_goal = False
         self._last_error = ""
-        self._health.clear("login-state")
+        self._health.clear("login-state", "no-control")
 
     def _leave_profile(self) -> None:
         if self._control is not None:

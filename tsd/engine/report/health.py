@@ -65,8 +65,9 @@ class Health:
         self._broken[code] = Warning(self._warnables[code], named, *since)
         self._changed()
 
-    def clear(self, code: str) -> None:
-        if self._broken.pop(code, None) is not None:
+    def clear(self, *codes: str) -> None:
+        was_broken = [code for code in codes if self._broken.pop(code, None) is not None]
+        if was_broken:
             self._changed()
 
     def set_if(self, code: str, is_broken: bool, **args: object) -> None:

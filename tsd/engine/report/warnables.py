@@ -83,8 +83,17 @@ _ALL = (
         "Out of sync",
         "The coordination server does not answer: {error}. Known peers stay reachable, changes do not arrive.",
         text_bare="The coordination server does not answer. Known peers stay reachable, changes do not arrive.",
-        depends_on=(_NET, _OFF, "using-cached-netmap"),
+        depends_on=(_NET, _OFF, "using-cached-netmap", "no-control"),
         visible_after_s=480.0,
+    ),
+    Warnable(
+        "no-control",
+        "medium",
+        "control",
+        "Coordination server not reached",
+        "The coordination server has not been reached yet: {error}. tsd keeps trying.",
+        depends_on=(_NET, _OFF, "using-cached-netmap"),
+        visible_after_s=2.0,
     ),
     Warnable(
         "no-derp-home",

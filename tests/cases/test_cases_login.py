@@ -10,6 +10,7 @@ import pytest
 
 from harness.control_double import ControlDouble
 from harness.loneengine import LoneEngine, lone_engine, peer_json
+from tsd.base.errors import ControlError
 from tsd.engine.account.prefs import Prefs
 from tsd.engine.account.states import State
 from tsd.engine.control import session as control
@@ -157,3 +158,37 @@ async def test_c06_a_setting_that_nothing_acts_on_is_named() -> None:
         assert text.endswith("no such thing: --ssh, --auto-update.")
         await lone.backend.edit_prefs({"RunSSHSet": True, "AutoUpdateSet": {"ApplySet": True}})
         assert lone.backend.status()["Health"] == []
+
+
+@pytest.mark.parametrize("answer", ["refuses the connection", "never answers", "has an error"])
+async def test_n23_status_says_at_once_that_the_server_is_not_reached(answer: str) -> None:
+    """While the first login waits, and not eight minutes later; it ends with the first word of the server."""
+    async with ControlDouble() as server:
+
+        async def dial(host: str, port: int, **options: Any) -> Any:
+            if answer == "never answers":
+                await asyncio.Event().wait()
+            if answer == "refuses the connection":
+                raise ControlError(f"cannot connect to {host}:{port}: refused")
+            return await HostDial()(host, port, **options)
+
+        async def fail(request: dict[str, Any]) -> tuple[int, str, dict[str, str]]:
+            return 500, "boom", {}
+
+        server.on_register = fail  # type: ignore[assignment]
+        lone = LoneEngine(control_dial=dial)
+        await lone.engine.start()
+        prefs = Prefs(control_url=server.url, want_running=True).to_go()
+        await lone.backend.start({"UpdatePrefs": prefs, "AuthKey": "A"})
+        await lone.backend.login_interactive()
+        told = {"refuses the connection": "refused", "never answers": "no answer from", "has an error": "boom"}[answer]
+        lone.clock.advance(3.0)  # type: ignore[attr-defined]
+        await _until(lambda: told in " ".join(lone.backend.status()["Health"]))
+        assert "has not been reached yet" in lone.backend.status()["Health"][0]
+        if answer == "has an error":
+            server.on_register = server._accept
+            await _until(lambda: lone.engine.account.state is not State.NEEDS_LOGIN)
+        else:
+            await lone.backend.logout()
+        assert "reached" not in " ".join(lone.backend.status()["Health"])
+        await lone.engine.close()

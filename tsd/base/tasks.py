@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from tsd.base.log import fields
@@ -44,3 +44,16 @@ class Tasks:
         if error is not None:
             name = getattr(task.get_coro(), "__qualname__", task.get_name())
             self._log.error(fields("background work failed", what=name, reason=repr(error)), exc_info=error)
+
+
+async def until_one_ends(*works: Awaitable[object]) -> None:
+    """Side by side until one ends, which ends the others; its exception is raised as it is, not as a group."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

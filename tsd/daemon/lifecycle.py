@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from tsd.base.errors import TsdError
+from tsd.base.tasks import until_one_ends
 from tsd.daemon.flags import Settings
 from tsd.daemon.logsetup import LogTap
 from tsd.daemon.notify import Notifier
@@ -91,7 +92,7 @@ async def _run(
         on_ready()
         notifier.ready()
         log.info("ready: LocalAPI on %s", settings.socket)
-        await _first(stop.wait(), service.wait())
+        await until_one_ends(stop.wait(), service.wait())
     finally:
         notifier.stopping()
         for task in tasks:
@@ -99,19 +100,6 @@ async def _run(
         await _stop(service)
     log.info("stopped")
     return 0
-
-
-async def _first(*waits: Awaitable[object]) -> None:
-    """Until one ends; its exception is raised."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _stop(service: Service) -> None:

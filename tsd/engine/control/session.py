@@ -19,6 +19,7 @@ from tsd.base.entropy import Entropy
 from tsd.base.errors import ControlError, TsdError
 from tsd.base.keys import LockPublic, NodePrivate
 from tsd.base.log import fields
+from tsd.base.tasks import until_one_ends
 from tsd.engine.control.backoff import Backoff
 from tsd.engine.control.c2n import C2nHandler
 from tsd.engine.control.pings import ControlPings, Pinger
@@ -340,17 +341,9 @@ class ControlSession:
     # -- map poll and updates -----------------------------------------------------------------------------------
 
     async def _poll_and_update(self, goal: _Goal) -> None:
-        """Until the poll fails for good; the first exception is raised as it is, not as a group."""
+        """Until the poll fails for good."""
         self._report_changed.set()
-        tasks = [asyncio.create_task(self._update_loop(goal)), asyncio.create_task(self._map_loop(goal))]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(self._update_loop(goal), self._map_loop(goal))
 
     async def _update_loop(self, goal: _Goal) -> None:
         backoff = Backoff(self._entropy)

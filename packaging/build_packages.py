@@ -119,7 +119,6 @@ def build_deb(tree: Path, work: Path, options: argparse.Namespace) -> Path:
         "Recommends": ", ".join(recipe.WANTED_TOO),
         "Section": "net",
         "Priority": "optional",
-        "Homepage": recipe.HOMEPAGE,
         "Description": "\n ".join((recipe.SUMMARY, *recipe.DESCRIPTION)),
     }
     control = tree / "DEBIAN"
@@ -180,7 +179,6 @@ Version: {options.version}
 Release: 1
 Summary: {recipe.SUMMARY}
 License: {recipe.LICENSE}
-URL: {recipe.HOMEPAGE}
 AutoReqProv: no
 Requires: {Target().interpreter}
 Requires: libc.so.6(GLIBC_{recipe.needed_libc(tree)})(64bit)

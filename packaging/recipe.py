@@ -22,8 +22,7 @@ DESCRIPTION = (
     "tsd joins this machine to a tailnet, with a network device or in userspace, and tsctl is its command line.",
     "It also brings a small coordination server with relay and STUN (tsd coord).",
 )
-HOMEPAGE = "https://github.com/tsd-net/tsd"
-MAINTAINER = "tsd maintainers <tsd@localhost>"
+MAINTAINER = "tsd maintainers <root@localhost>"
 LICENSE = "MIT"
 SITE = "usr/lib/tsd"
 COMMANDS = {"tsd": "tsd.daemon.cli", "tsctl": "tsctl"}

@@ -64,7 +64,7 @@ def _is_connected(box: BootedRoot) -> bool:
 
 
 def test_1_install_starts_the_service(box: BootedRoot) -> None:
-    box.run("dpkg", "-i", "/opt/tsd.deb")
+    box.run("dpkg", "--force-unsafe-io", "-i", "/opt/tsd.deb")
     box.run("systemctl", "start", "tsd")
     assert _show(box, "ActiveState") == "active" and _show(box, "UnitFileState") == "enabled"
     _wait(box, lambda: "Needs login" in _show(box, "StatusText"), "the status text")
@@ -118,12 +118,12 @@ def test_6_upgrade_removal_and_purge(box: BootedRoot) -> None:
     box.run("sh", "-c", "echo 'FLAGS=\"--verbose=1\"' >>/etc/default/tsd && systemctl start tsd")
     _wait(box, lambda: _is_connected(box), "connected")
     pid = _show(box, "MainPID")
-    box.run("dpkg", "-i", "/opt/newer.deb")
+    box.run("dpkg", "--force-unsafe-io", "-i", "/opt/newer.deb")
     _wait(box, lambda: _show(box, "MainPID") != pid and _is_connected(box), "restarted by the upgrade")
     assert "100.64.0.1" in box.run("tsctl", "ip") and "--verbose=1" in box.run("cat", "/etc/default/tsd")
     box.run("dpkg", "-r", "tsd")
     assert "tsd0" not in box.run("ip", "addr") and "tsd.state" in box.run("ls", "/var/lib/tsd")
-    box.run("dpkg", "-i", "/opt/newer.deb")
+    box.run("dpkg", "--force-unsafe-io", "-i", "/opt/newer.deb")
     _wait(box, lambda: _is_connected(box), "connected after the removal")
     assert "100.64.0.1" in box.run("tsctl", "ip"), "the identity was lost"
     box.run("dpkg", "--purge", "tsd")

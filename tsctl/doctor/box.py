@@ -65,15 +65,16 @@ def _has_capability(status: Path) -> bool | None:
 
 
 def daemons(proc: Path) -> list[Process]:
-    """tsd and tailscaled in our network namespace, `tsd coord` left out."""
+    """tsd and tailscaled, without those that are known to live in another network; `tsd coord` left out."""
     here, found = _network_of(proc / "self"), []
     for folder in sorted((one for one in _folders(proc) if one.name.isdigit()), key=lambda one: int(one.name)):
         name = "".join(_lines(folder / "comm")[:1])
-        if name not in DAEMONS or (here and _network_of(folder) not in ("", here)):
+        network = _network_of(folder)
+        if name not in DAEMONS or (here and network not in ("", here)):
             continue
         words = "\0".join(_lines(folder / "cmdline")).split("\0")
         if "coord" not in words[:4]:
-            found.append(Process(int(folder.name), name, _socket_of(name, words)))
+            found.append(Process(int(folder.name), name, _socket_of(name, words), network == here))
     return found
 
 

@@ -27,7 +27,7 @@ def daemon(facts: Facts) -> Iterator[Finding]:
     if facts.daemon.answers:
         return
     path, trouble = facts.daemon.socket, facts.daemon.trouble
-    others = [p for p in facts.box.processes if p.socket and p.socket != path]
+    others = [p for p in facts.box.processes if p.socket and p.socket != path and p.is_here]
     if trouble == ABSENT and others:
         other = others[0]
         cause = f"nothing is at {path}, but {other.name} runs as process {other.pid} with the socket {other.socket}"
@@ -95,7 +95,7 @@ def parse_time(text: str) -> float | None:
 def alone(facts: Facts) -> Iterator[Finding]:
     if not facts.box.is_linux:
         raise Skipped("only on Linux")
-    many = facts.box.processes
+    many = [process for process in facts.box.processes if process.is_here]
     if len(many) < 2:
         return
     names = ", ".join(f"{p.name} ({p.pid}, {p.socket or 'socket unknown'})" for p in many)
@@ -108,7 +108,7 @@ def versions(facts: Facts) -> Iterator[Finding]:
     theirs, ours = str(facts.daemon.status.get("Version") or ""), facts.daemon.client_version
     if not facts.daemon.is_tsd:
         yield Finding("engine", f"the daemon is tailscaled {theirs}, not tsd: only part can be looked at", "", NOTE)
-    elif _core(theirs) != _core(ours):
+    elif _core(theirs) != _core(ours) and _core(ours) != "0.0.0":  # a source tree that was not installed
         cause = f"tsctl is {ours} but the running daemon is {theirs}"
         yield Finding("hull", cause, "systemctl restart tsd, so that the installed version runs", NOTE)
 

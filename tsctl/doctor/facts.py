@@ -55,6 +55,8 @@ class Process:
     pid: int
     name: str
     socket: str = ""
+    is_here: bool = True
+    """In our network namespace; False also when that cannot be seen, as for people who are not root."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ import pytest
 from harness.coordproc import CoordProcess
 from harness.debs import unpacked
 from harness.hostbox import HostBox
-from harness.netlab import NetLab, wait_for
+from harness.netlab import ETC_NETNS, NetLab, Process, wait_for
 from harness.nodes import TsdNode, TunTsdNode
 from harness.resolvers import Resolved, dnsmasq, unbound
 
@@ -27,11 +27,15 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 DIG = """
 import dns.flags, dns.message, dns.query, dns.rcode, sys
-name, kind, server, over = sys.argv[1:]
-q = dns.message.make_query(name, kind)
-r = getattr(dns.query, over)(q, server, timeout=8)
-print(dns.rcode.to_text(r.rcode()), "TC" if r.flags & dns.flags.TC else "-", *(str(d) for s in r.answer for d in s))
+for words in sys.argv[1:]:
+    name, kind, server, over = words.split()
+    r = getattr(dns.query, over)(dns.message.make_query(name, kind), server, timeout=8)
+    data = " ".join(str(d) for s in r.answer for d in s)
+    print(dns.rcode.to_text(r.rcode()), "TC" if r.flags & dns.flags.TC else "-", data)
 """
+V4, V6 = "100.100.100.100", "fd7a:115c:a1e0::53"
+NOW_S = 30.0
+"""Measured within a second; a loaded machine takes longer."""
 
 
 class BoxedNode(TunTsdNode):
@@ -51,8 +55,12 @@ class BoxedNode(TunTsdNode):
         found = json.loads(self.call("dns", "status", "--json").stdout)["SystemDNS"]
         return dict(found["Manager"])
 
-    def dig(self, name: str, kind: str = "A", server: str = "100.100.100.100", over: str = "udp") -> str:
-        return self.box.run(sys.executable, "-c", DIG, name, kind, server, over).strip()
+    def digs(self, *questions: str) -> list[str]:
+        """Our resolver's answers to "name type server udp|tcp"."""
+        return [line.strip() for line in self.box.run(sys.executable, "-c", DIG, *questions).splitlines()]
+
+    def dig(self, name: str) -> str:
+        return self.digs(f"{name} A {V4} udp")[0]
 
     def resolve(self, name: str) -> str:
         """As any program of the host does."""
@@ -60,13 +68,18 @@ class BoxedNode(TunTsdNode):
 
 
 class World:
+    upstream: Process
+
     def __init__(self, lab: NetLab, folder: Path, coord: CoordProcess, addresses: dict[str, str]) -> None:
         self.lab, self.folder, self.coord = lab, folder, coord
         self.x, self.y = addresses["x"], addresses["y"]
         self.key = coord.auth_key(reusable=True)
-        self.u = TsdNode(lab, lab.add_host("u"), folder / "u", "u")
+        namespace = lab.add_host("u")
+        (ETC_NETNS / namespace / "resolv.conf").write_text(f"nameserver {self.x}\n")
+        self.u = TsdNode(lab, namespace, folder / "u", "u")
         self.u.start()
-        self.u.up(coord.url, self.key)
+        self.u.up(coord.url, self.key, "--advertise-exit-node")
+        coord.call("nodes.approve-routes", node="u", routes=["0.0.0.0/0", "::/0"])
 
     def box(self, short: str, *packages: str) -> HostBox:
         return HostBox(self.lab, self.lab.add_host(short), self.folder / short, [unpacked(name) for name in packages])
@@ -95,7 +108,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             "local=/world.example/",
             "local=/lan/",
         ]
-        dnsmasq(lab, f"{lab.prefix}-x", folder / "x", world)
+        upstream = dnsmasq(lab, f"{lab.prefix}-x", folder / "x", world)
         corp = ["srv.corp.example. A 10.9.9.9", "srv.corp.example. AAAA 2001:db8::9"]
         unbound(lab, f"{lab.prefix}-y", folder / "y", at["y"], "corp.example", corp)
         with CoordProcess(
@@ -107,7 +120,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             stun_port=3478,
             extra=(f"--dns=corp.example={at['y']}",),
         ) as coord:
-            yield World(lab, folder, coord, at)
+            made = World(lab, folder, coord, at)
+            made.upstream = upstream
+            yield made
 
 
 def check_names(world: World, node: BoxedNode) -> None:
@@ -115,25 +130,31 @@ def check_names(world: World, node: BoxedNode) -> None:
     wanted = {"u": world.u.ip4, "u.tsd.internal": world.u.ip4, "www.world.example": "192.0.2.80"}
     wanted |= {"srv.corp.example": "10.9.9.9", "no.tsd.internal": "", "no.world.example": ""}
     for name, ip in wanted.items():
-        wait_for(lambda name=name, ip=ip: node.resolve(name) == ip, 20, f"{name} is {ip or 'unknown'}; {node.tail()}")
+        wait_for(
+            lambda name=name, ip=ip: node.resolve(name) == ip, NOW_S, f"{name} is {ip or 'unknown'}; {node.tail()}"
+        )
     assert "u.tsd.internal" in node.box.run("getent", "hosts", world.u.ip4)
 
 
 def check_forwarder(world: World, node: BoxedNode) -> None:
     """Our own resolver, asked directly: large answers over UDP and TCP, unknown names, reverse."""
-    for server in ("100.100.100.100", "fd7a:115c:a1e0::53"):
-        assert node.dig("www.world.example", server=server) == "NOERROR - 192.0.2.80"
-        assert node.dig("srv.corp.example", "AAAA", server, "tcp") == "NOERROR - 2001:db8::9"
-    assert node.dig("big.world.example", "TXT").startswith("NOERROR TC")
-    whole = node.dig("big.world.example", "TXT", over="tcp")
-    assert whole.startswith("NOERROR - ") and whole.count("t" * 198) == 20
-    assert node.dig("no.world.example").startswith("NXDOMAIN")
-    assert node.dig("no.tsd.internal").startswith("NXDOMAIN")
-    assert node.dig("no.corp.example").startswith("NXDOMAIN")
-    assert node.dig("80.2.0.192.in-addr.arpa", "PTR") == "NOERROR - www.world.example."
     reverse = ".".join(reversed(world.u.ip4.split("."))) + ".in-addr.arpa"
-    assert node.dig(reverse, "PTR") == "NOERROR - u.tsd.internal."
-    assert world.u.ip4 in node.dig("alias.world.example")
+    wanted = {
+        f"www.world.example A {V4} udp": "NOERROR - 192.0.2.80",
+        f"www.world.example A {V6} udp": "NOERROR - 192.0.2.80",
+        f"srv.corp.example AAAA {V4} tcp": "NOERROR - 2001:db8::9",
+        f"srv.corp.example AAAA {V6} tcp": "NOERROR - 2001:db8::9",
+        f"no.world.example A {V4} udp": "NXDOMAIN -",
+        f"no.tsd.internal A {V4} udp": "NXDOMAIN -",
+        f"no.corp.example A {V4} udp": "NXDOMAIN -",
+        f"80.2.0.192.in-addr.arpa PTR {V4} udp": "NOERROR - www.world.example.",
+        f"{reverse} PTR {V4} udp": "NOERROR - u.tsd.internal.",
+    }
+    assert dict(zip(wanted, node.digs(*wanted), strict=True)) == wanted
+    big = "big.world.example TXT"
+    cut, whole, alias = node.digs(f"{big} {V4} udp", f"{big} {V4} tcp", f"alias.world.example A {V4} udp")
+    assert cut.startswith("NOERROR TC") and whole.startswith("NOERROR - ") and whole.count("t" * 198) == 20
+    assert world.u.ip4 in alias
 
 
 def check_query(world: World, node: BoxedNode) -> None:
@@ -161,10 +182,12 @@ def test_d09_a_resolved_that_comes_later_is_waited_for(world: World, resolved: R
     assert "stub-resolv.conf" in resolved.box.run("readlink", "/etc/resolv.conf")
     told = kr.dns()
     assert told["Mode"] == "systemd-resolved" and "link to systemd-resolved" in " ".join(told["Because"])  # type: ignore[arg-type]
-    wait_for(lambda: "dns-set-os-config-failed" in kr.call("status", "--json").stdout or kr.dns()["Trouble"], 10, "why")
+    wait_for(
+        lambda: "dns-set-os-config-failed" in kr.call("status", "--json").stdout or kr.dns()["Trouble"], NOW_S, "why"
+    )
     resolved.start()
-    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0"), 20, f"our server; {kr.tail()}")
-    wait_for(lambda: kr.dns()["Trouble"] == "", 10, "the end of the trouble")
+    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0"), NOW_S, f"our server; {kr.tail()}")
+    wait_for(lambda: kr.dns()["Trouble"] == "", NOW_S, "the end of the trouble")
     assert "stub-resolv.conf" in resolved.box.run("readlink", "/etc/resolv.conf")
 
 
@@ -180,29 +203,46 @@ def test_resolved_sends_only_our_zones_to_us(world: World, resolved: Resolved, k
 
 def test_settings_that_others_change_in_resolved_come_back(resolved: Resolved, kr: BoxedNode) -> None:
     resolved.control("dns", "tsd0", "192.0.2.66")
-    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0"), 5, f"our server; {kr.tail()}")
+    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0"), NOW_S, f"our server; {kr.tail()}")
     resolved.control("domain", "tsd0", "evil.example")
-    wait_for(lambda: "tsd.internal" in resolved.control("domain", "tsd0"), 5, f"our zones; {kr.tail()}")
+    wait_for(lambda: "tsd.internal" in resolved.control("domain", "tsd0"), NOW_S, f"our zones; {kr.tail()}")
     resolved.control("revert", "tsd0")
-    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0"), 5, f"our server; {kr.tail()}")
+    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0"), NOW_S, f"our server; {kr.tail()}")
 
 
 def test_d10_a_restarted_resolved_is_told_again(world: World, resolved: Resolved, kr: BoxedNode) -> None:
     resolved.stop()
     resolved.start()
     started = time.monotonic()
-    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0", check=False), 10, kr.tail())
+    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0", check=False), NOW_S, kr.tail())
     print(f"after {time.monotonic() - started:.2f} s")
     check_names(world, kr)
 
 
+def test_names_by_way_of_an_exit_node(world: World, resolved: Resolved, kr: BoxedNode) -> None:
+    """All names go to us, and from us inside the tunnel to the exit node, which asks its own resolvers."""
+    kr.call("set", "--exit-node=u")
+    wait_for(lambda: "~." in resolved.control("domain", "tsd0"), NOW_S, f"all names; {kr.tail()}")
+    assert resolved.control("default-route", "tsd0").strip().endswith("yes")
+    asked = world.upstream.log.read_text()
+    found = json.loads(kr.call("dns", "query", "--json", "www.world.example").stdout)
+    assert found["AnsweredBy"]["Transport"] == "http" and world.u.ip4 in found["AnsweredBy"]["Addr"], found
+    assert kr.resolve("www.world.example") == "192.0.2.80" and kr.resolve("u.tsd.internal") == world.u.ip4
+    news = [line for line in world.upstream.log.read_text()[len(asked) :].splitlines() if "query[" in line]
+    assert news and all(line.endswith(f"from {world.lab.address(world.u.namespace)}") for line in news), news
+    assert kr.dig("no.world.example").startswith("NXDOMAIN")
+    kr.call("set", "--exit-node=")
+    wait_for(lambda: "~." not in resolved.control("domain", "tsd0"), NOW_S, f"only our zones; {kr.tail()}")
+    assert resolved.control("default-route", "tsd0").strip().endswith("no")
+
+
 def test_d11_nothing_of_ours_stays_in_resolved(world: World, resolved: Resolved, kr: BoxedNode) -> None:
     kr.call("down")
-    wait_for(lambda: "100.100.100.100" not in resolved.control("dns", "tsd0"), 10, "the server gone")
+    wait_for(lambda: "100.100.100.100" not in resolved.control("dns", "tsd0"), NOW_S, "the server gone")
     assert resolved.control("default-route", "tsd0").strip().endswith("no")
     assert kr.resolve("www.world.example") == "192.0.2.80" and kr.resolve("u.tsd.internal") == ""
     kr.call("up")
-    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0"), 10, kr.tail())
+    wait_for(lambda: "100.100.100.100" in resolved.control("dns", "tsd0"), NOW_S, kr.tail())
     kr.stop()
     assert "tsd0" not in resolved.control("dns") and kr.resolve("www.world.example") == "192.0.2.80"
     after = resolved.box.resolv_conf()
@@ -224,18 +264,18 @@ def check_record(world: World, node: BoxedNode, before: str) -> None:
     assert "192.0.2.99" not in box.resolv_conf()
     box.run("resolvconf", "-d", "eth1.other", check=False)
     box.run("sh", "-c", "echo nameserver 192.0.2.66 > /etc/resolv.conf")
-    wait_for(lambda: "100.100.100.100" in box.resolv_conf(), 6, f"our server; {node.tail()}")
+    wait_for(lambda: "100.100.100.100" in box.resolv_conf(), NOW_S, f"our server; {node.tail()}")
     node.call("down")
     assert box.resolv_conf() == before
     node.call("up")
-    wait_for(lambda: "100.100.100.100" in box.resolv_conf(), 10, node.tail())
+    wait_for(lambda: "100.100.100.100" in box.resolv_conf(), NOW_S, node.tail())
     node.stop()
     assert box.resolv_conf() == before
     node.start()
-    wait_for(lambda: "100.100.100.100" in box.resolv_conf(), 10, node.tail())
+    wait_for(lambda: "100.100.100.100" in box.resolv_conf(), NOW_S, node.tail())
     assert node.process is not None
     node.process.send(signal.SIGKILL)
-    wait_for(lambda: node.process is not None and not node.process.is_running, 10, "the end")
+    wait_for(lambda: node.process is not None and not node.process.is_running, NOW_S, "the end")
     assert "100.100.100.100" in box.resolv_conf()
     assert "resolvconf" in node.cleanup()
     assert box.resolv_conf() == before and not list(node.folder.glob("*undo*"))
@@ -283,13 +323,13 @@ def test_d05_a_local_resolver_that_asks_us_is_found_and_left_out(world: World) -
     for number in range(4):
         assert node.dig(f"n{number}.world.example").startswith("SERVFAIL")
     assert time.monotonic() - started < 30
-    wait_for(lambda: "as their own upstream" in node.call("status").stdout, 15, f"a warning; {node.tail()}")
+    wait_for(lambda: "as their own upstream" in node.call("status").stdout, NOW_S, f"a warning; {node.tail()}")
     asked = circle.log.read_text().count("query[")
     assert asked < 20, f"{asked} questions went round"
     assert node.resolve("u") == world.u.ip4
     circle.stop()
     dnsmasq(world.lab, box.namespace, box.folder, ["listen-address=127.0.0.1", "bind-interfaces", f"server={world.x}"])
-    wait_for(lambda: node.dig("www.world.example") == "NOERROR - 192.0.2.80", 20, f"the world again; {node.tail()}")
-    wait_for(lambda: "as their own upstream" not in node.call("status").stdout, 15, "the end of the warning")
+    wait_for(lambda: node.dig("www.world.example") == "NOERROR - 192.0.2.80", NOW_S, f"the world again; {node.tail()}")
+    wait_for(lambda: "as their own upstream" not in node.call("status").stdout, NOW_S, "the end of the warning")
     node.stop()
     assert box.resolv_conf().startswith("nameserver 127.0.0.1\n")

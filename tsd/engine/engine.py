@@ -96,6 +96,7 @@ class Engine:
         self._hull = options.hull
         self.facts = options.facts or hostinfo.HostFacts.read()
         self.health = Health(self._clock, self._on_health)
+        self.health.on_wait = self._arm_health
         self.bus = NotifyBus(options.version, options.entropy)
         self.profiles = Profiles(options.hull.store, options.entropy, self._clock)
         self.account = Account(
@@ -389,6 +390,9 @@ class Engine:
 
     def _on_health(self) -> None:
         self.bus.publish({"Health": self.health.state()})
+        self._arm_health()
+
+    def _arm_health(self) -> None:
         if self._health_timer is not None:
             self._health_timer.cancel()
             self._health_timer = None
@@ -400,7 +404,7 @@ class Engine:
     def _on_health_timer(self) -> None:
         self._health_timer = None
         self.health.on_deadline()
-        self._on_health()
+        self._arm_health()
 
     def _on_expiry(self) -> None:
         self.account.update_state()

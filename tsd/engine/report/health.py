@@ -41,7 +41,7 @@ class Warning:
 
 
 class Health:
-    """Warnings by code. `on_change` is called when what users see may have changed."""
+    """Warnings by code. `on_change` is called when what users see may have changed, `on_wait` when it will by itself."""
 
     def __init__(self, clock: Clock, on_change: Callable[[], None] | None = None) -> None:
         self._clock = clock
@@ -50,6 +50,7 @@ class Health:
         self._warnables: dict[str, Warnable] = dict(WARNABLES)
         self._shown: tuple[str, ...] = ()
         self.on_change = on_change
+        self.on_wait: Callable[[], None] = lambda: None
 
     def register(self, warnable: Warnable) -> None:
         """Add a code that a hull or a later room brings along."""
@@ -64,6 +65,8 @@ class Health:
         since = (before.since_s, before.since_wall_ns) if before else (self._clock.now(), self._clock.wall_ns())
         self._broken[code] = Warning(self._warnables[code], named, *since)
         self._changed()
+        if before is None and self._warnables[code].visible_after_s:
+            self.on_wait()
 
     def clear(self, *codes: str) -> None:
         was_broken = [code for code in codes if self._broken.pop(code, None) is not None]

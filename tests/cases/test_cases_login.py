@@ -10,6 +10,7 @@ import pytest
 
 from harness.control_double import ControlDouble
 from harness.loneengine import LoneEngine, lone_engine, peer_json
+from tsd.base.clock import SystemClock
 from tsd.base.errors import ControlError
 from tsd.engine.account.prefs import Prefs
 from tsd.engine.account.states import State
@@ -192,3 +193,15 @@ async def test_n23_status_says_at_once_that_the_server_is_not_reached(answer: st
             await lone.backend.logout()
         assert "reached" not in " ".join(lone.backend.status()["Health"])
         await lone.engine.close()
+
+
+async def test_n23_a_warning_that_becomes_visible_by_waiting_reaches_the_watchers() -> None:
+    """`up` prints it while it waits: nothing else changes meanwhile that would bring it along."""
+    async with lone_engine(is_up=False, clock=SystemClock()) as lone:
+        watch = lone.backend.watch(0)
+        await lone.backend.start({"UpdatePrefs": Prefs(control_url="http://192.0.2.1", want_running=True).to_go()})
+        await lone.backend.login_interactive()
+        async with asyncio.timeout(20):
+            while "no-control" not in str((await anext(watch)).get("Health")):
+                pass
+        watch.close()

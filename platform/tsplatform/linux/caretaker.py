@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from tsplatform.linux.checks import foreign_drops, read_ruleset
 from tsplatform.linux.hostnames import HostNames
 from tsplatform.linux.netfilter.choose import NFTABLES
 from tsplatform.linux.netfilter.iptables import LEGACY, TABLES
-from tsplatform.linux.netfilter.remedy import remedy_for
+from tsplatform.linux.netfilter.remedy import drops_of_tailscaled, remedy_for
 from tsplatform.linux.netfilter.rules import ON
 from tsplatform.linux.netfilter.watch import LegacyCounters, NftWatch
 from tsplatform.linux.router import LinuxRouter
@@ -33,7 +34,8 @@ FIGHT_REPAIRS, FIGHT_S = 6, 60.0
 """More repairs than this in that time are called a fight."""
 SLOW_REPAIRS, SLOW_S = 10, 8.0
 """And after these they are made less often."""
-FOREIGN_AFTER_S, FOREIGN_PACE_S = 1.0, 10.0
+FOREIGN_AFTER_S, FOREIGN_PACE_S, FOREIGN_REST_FACTOR = 0.5, 2.0, 50.0
+"""Reading all rules of a large host takes seconds: then it is done seldom."""
 
 
 class Caretaker:
@@ -55,6 +57,7 @@ class Caretaker:
         self._timer: asyncio.TimerHandle | None = None
         self._foreign_timer: asyncio.TimerHandle | None = None
         self._foreign_at = -FOREIGN_PACE_S
+        self._foreign_cost_s = 0.0
         self._foreign_task: asyncio.Task[None] | None = None
 
     def start(self, report: Report) -> None:
@@ -140,7 +143,8 @@ class Caretaker:
     def _look_for_drops_soon(self) -> None:
         loop = asyncio.get_running_loop()
         if self._foreign_timer is None:
-            delay_s = max(FOREIGN_AFTER_S, self._foreign_at + FOREIGN_PACE_S - loop.time())
+            pace_s = max(FOREIGN_PACE_S, FOREIGN_REST_FACTOR * self._foreign_cost_s)
+            delay_s = max(FOREIGN_AFTER_S, self._foreign_at + pace_s - loop.time())
             self._foreign_timer = loop.call_later(delay_s, self._look_for_drops)
 
     def _look_for_drops(self) -> None:
@@ -154,11 +158,17 @@ class Caretaker:
         if not config.local_addresses or config.netfilter_mode != ON:
             self._report("foreign-drop", "")
             return
+        began = time.monotonic()
         try:
             ruleset = json.loads(await asyncio.to_thread(read_ruleset))["nftables"]
         except (HullError, ValueError, KeyError):
             return
+        self._foreign_cost_s = time.monotonic() - began
+        self._router.firewall.reconsider()
+        self._threaded.verify()
         drops = foreign_drops(ruleset, self._names.device)
+        if self._backend == NFTABLES:
+            drops += drops_of_tailscaled(ruleset)
         if not config.subnet_routes:
             drops = [drop for drop in drops if drop["Hook"] != "forward"]
         texts = [f"{drop['Chain']} ({drop['Why']}): {remedy_for(drop, self._names.device)}" for drop in drops]

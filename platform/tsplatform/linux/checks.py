@@ -14,7 +14,7 @@ from typing import Any
 from tsd.base.errors import HullError
 from tsd.hull import RouterConfig
 from tsplatform.linux.hostnames import BYPASS_MARK, HostNames
-from tsplatform.linux.router import ipv6_trouble_of, rules_of
+from tsplatform.linux.router import ipv6_trouble_of, present_rules, rules_of
 from tsplatform.linux.rtnetlink import RtNetlink
 
 Json = dict[str, Any]
@@ -85,11 +85,11 @@ def missing_routing(names: HostNames, config: RouterConfig, versions: tuple[int,
         wanted = [p for p in config.local_addresses if p.version in versions]
         found = [f"the address {p}" for p in wanted if (p.network_address, p.prefixlen) not in there]
         for version in versions:
-            rules = kernel.rules(version, names.priority, names.priority + 100)
-            found += [
-                f"the IPv{version} rule {rule.priority}" for rule in rules_of(version, names) if rule not in rules
-            ]
-            routes = {route.prefix for route, _ in kernel.routes(version, names.table)}
+            rules = present_rules(kernel, version, names)
+            wanted_rules = rules_of(version, names, config.uses_exit_node)
+            found += [f"the IPv{version} rule {rule.priority}" for rule in wanted_rules if rule not in rules]
+            tables = (names.table, names.exit_table)
+            routes = {route.prefix for table in tables for route, _ in kernel.routes(version, table)}
             lost = [p for p in config.routes if p.version == version and p not in routes]
             found += [f"the route {p} in table {names.table}" for p in lost[:SHOWN]]
             if len(lost) > SHOWN:

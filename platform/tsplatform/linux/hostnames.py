@@ -21,7 +21,7 @@ BYPASS_MARK = 0x200000
 """On our own sockets: they never enter the tunnel."""
 
 SLOTS = 8
-_TABLE, _PRIORITY, _PRIORITY_STEP = 53, 5300, 100
+_TABLE, _EXIT_TABLE, _PRIORITY, _PRIORITY_STEP = 53, 63, 5300, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,16 @@ class HostNames:
     def priority(self) -> int:
         """Rules of this slot lie in [priority, priority + 100)."""
         return _PRIORITY + _PRIORITY_STEP * self.slot
+
+    @property
+    def exit_table(self) -> int:
+        """Default routes of an exit node."""
+        return _EXIT_TABLE + self.slot
+
+    @property
+    def exit_priority(self) -> int:
+        """After the routes of every slot: other tailnets of this host are not behind our exit node."""
+        return _PRIORITY + _PRIORITY_STEP * (SLOTS + 1) + self.slot
 
     @property
     def nft_table(self) -> str:

@@ -1,10 +1,10 @@
 """Addresses, routes, rules and firewall of the overlay: what should be is compared with what is, and the rest done.
 
 Model: tailscale: wgengine/router/osrouter. Routes live in a table of our own; marked packets (our own sockets) never
-see it and end in "unreachable" rather than in the tunnel. With an exit node the table also ends in "unreachable", which
-stays when the interface goes down or the daemon is killed: nothing leaks around the exit node. Every change is tolerant
-of having been done already, and the kernel is read each time, so that `apply` also repairs. Watching for changes is not
-done here.
+see it and end in "unreachable" rather than in the tunnel. An exit node's default routes have a table of their own,
+asked after those of all slots, which ends in "unreachable": that stays when the interface goes down or the daemon is
+killed, so that nothing leaks around the exit node. Every change is tolerant of having been done already, and the kernel
+is read each time, so that `apply` also repairs. Watching for changes is not done here.
 """
 
 from __future__ import annotations
@@ -153,7 +153,6 @@ class LinuxRouter:
         self, config: RouterConfig, index: int, every: list[tuple[int, IPAddress, int]]
     ) -> tuple[list[Change], list[Change]]:
         versions = self._versions()
-        table = self._names.table
         adds: list[Change] = []
         deletes: list[Change] = []
         has = {(ip, length) for number, ip, length in every if number == index and not ip.is_link_local}
@@ -163,26 +162,33 @@ class LinuxRouter:
         lan = [ip_network((ip, length), strict=False) for number, ip, length in every if number != index]
         self.overlaps = overlaps_of(config, lan)
         for version in (4, 6):
-            routes = self._routes(config, version, lan)
-            there = self._kernel.routes(version, table)
-            ours = {route for route, through in there if not route.through_device or through == index}
-            adds += [rt.add_route(route, table, index) for route in routes if route not in ours]
-            prefixes = {(route.prefix, route.is_bar) for route in routes}
-            deletes += [
-                rt.delete_route(r, table, through) for r, through in there if (r.prefix, r.is_bar) not in prefixes
-            ]
-            rules = rules_of(version, self._names) if routes or version in versions else []
-            present = self._kernel.rules(version, self._names.priority, self._names.priority + 100)
+            for table, routes in self._routes(config, version, lan).items():
+                there = self._kernel.routes(version, table)
+                ours = {route for route, through in there if not route.through_device or through == index}
+                adds += [rt.add_route(route, table, index) for route in routes if route not in ours]
+                prefixes = {(route.prefix, route.is_bar) for route in routes}
+                deletes += [
+                    rt.delete_route(r, table, through) for r, through in there if (r.prefix, r.is_bar) not in prefixes
+                ]
+            is_closed = config.uses_exit_node and (version in versions or self.ipv6_off_because != NO_IPV6)
+            rules = rules_of(version, self._names, is_closed) if is_closed or version in versions else []
+            present = present_rules(self._kernel, version, self._names)
             adds += [rt.add_rule(rule) for rule in rules if rule not in present]
             deletes += [rt.delete_rule(rule) for rule in present if rule not in rules]
         return adds, deletes
 
-    def _routes(self, config: RouterConfig, version: int, lan: Sequence[IPPrefix]) -> list[Route]:
+    def _routes(self, config: RouterConfig, version: int, lan: Sequence[IPPrefix]) -> dict[int, list[Route]]:
+        """By table."""
+        names = self._names
         if version in self._versions():
-            return wanted_routes([p for p in config.routes if p.version == version], lan, config.exit_node_allow_lan)
+            wanted = [p for p in config.routes if p.version == version]
+            return {
+                names.table: wanted_routes(wanted, lan, config.exit_node_allow_lan),
+                names.exit_table: exit_routes(wanted, lan, config.exit_node_allow_lan),
+            }
         # No IPv6 in the tunnel: with an exit node there is none beside it either.
         closes = config.uses_exit_node and self.ipv6_off_because != NO_IPV6
-        return [Route(_DEFAULT[version], is_bar=True)] if closes else []
+        return {names.table: [], names.exit_table: [Route(_DEFAULT[version], is_bar=True)] if closes else []}
 
     def _firewall(self, config: RouterConfig, index: int, every: list[tuple[int, IPAddress, int]]) -> list[str]:
         is_alone = not any(ip in CGNAT for number, ip, _ in every if number != index and ip.version == 4)
@@ -220,28 +226,31 @@ _DEFAULT = {4: ip_network("0.0.0.0/0"), 6: ip_network("::/0")}
 
 
 def wanted_routes(routes: Iterable[IPPrefix], connected: Iterable[IPPrefix], allow_lan: bool) -> list[Route]:
-    """Routes of one family for our table.
+    """Routes of one family for our table, without the default routes of an exit node.
 
-    A network that the host itself is in wins over routes to it, to parts of it and to what it is a part of. Of an exit
-    node's default route it is excepted only when the user wishes so.
+    A network that the host itself is in wins over routes to it, to parts of it and to what it is a part of; with an
+    exit node only when the user wishes so.
     """
-    wanted = list(routes)
-    found: dict[tuple[IPPrefix, bool], Route] = {(prefix, False): Route(prefix) for prefix in wanted}
-    if not wanted:
-        return []
-    version = wanted[0].version
-    defaults = [prefix for prefix in wanted if prefix.prefixlen == 0]
-    for network in connected if allow_lan or not defaults else ():
-        if network.version != version or not is_shared(network):
+    every = list(routes)
+    wanted = [prefix for prefix in every if prefix.prefixlen]
+    found = {prefix: Route(prefix) for prefix in wanted}
+    for network in connected if allow_lan or len(wanted) == len(every) else ():
+        if not is_shared(network):
             continue
         if _is_covered(network, wanted):
-            found[network, False] = Route(network, is_throw=True)
+            found[network] = Route(network, is_throw=True)
         for route in wanted:
             if not is_overlay(route) and _is_covered(route, (network,)):
-                found[route, False] = Route(route, is_throw=True)
-    for prefix in defaults:
-        found[prefix, True] = Route(prefix, is_bar=True)
+                found[route] = Route(route, is_throw=True)
     return list(found.values())
+
+
+def exit_routes(routes: Iterable[IPPrefix], connected: Iterable[IPPrefix], allow_lan: bool) -> list[Route]:
+    """The default routes among them, closed behind, and around them the host's own networks if so wished."""
+    defaults = [prefix for prefix in routes if prefix.prefixlen == 0]
+    lan = [n for n in connected if is_shared(n) and _is_covered(n, defaults)] if allow_lan else []
+    bars = [Route(prefix, is_bar=True) for prefix in defaults]
+    return [*map(Route, defaults), *bars, *(Route(network, is_throw=True) for network in dict.fromkeys(lan))]
 
 
 def is_shared(network: IPPrefix) -> bool:
@@ -265,7 +274,7 @@ def is_overlay(route: IPPrefix) -> bool:
     return route.prefixlen == route.max_prefixlen or _is_covered(route, (CGNAT, TAILSCALE_ULA))
 
 
-def rules_of(version: int, names: HostNames) -> list[Rule]:
+def rules_of(version: int, names: HostNames, uses_exit_node: bool = False) -> list[Rule]:
     """Marked packets: main, default, then nowhere. All others: our table first."""
     base = names.priority
     marked = (BYPASS_MARK, MARK_MASK)
@@ -274,22 +283,30 @@ def rules_of(version: int, names: HostNames) -> list[Rule]:
         Rule(version, base + 30, rt.DEFAULT_TABLE, *marked),
         Rule(version, base + 50, 0, *marked),
         Rule(version, base + 70, names.table),
+        *([Rule(version, names.exit_priority, names.exit_table)] if uses_exit_node else []),
     ]
+
+
+def present_rules(kernel: Kernel, version: int, names: HostNames) -> list[Rule]:
+    """What has the priorities of a slot."""
+    own = kernel.rules(version, names.priority, names.priority + 100)
+    return own + kernel.rules(version, names.exit_priority, names.exit_priority + 1)
 
 
 def is_barred(kernel: Kernel, names: HostNames) -> bool:
     """Whether the table of a slot lets nothing pass that it has no route for."""
-    return any(route.is_bar for version in (4, 6) for route, _ in kernel.routes(version, names.table))
+    return any(route.is_bar for version in (4, 6) for route, _ in kernel.routes(version, names.exit_table))
 
 
 def purge_routing(kernel: Kernel, names: HostNames, *, keeps_bars: bool = False) -> list[str]:
     """Delete the rules and routes of a slot, whoever left them; texts of what failed."""
     gone: list[Change] = []
     for version in (4, 6):
-        routes = kernel.routes(version, names.table)
         if not keeps_bars:
-            gone += [rt.delete_rule(rule) for rule in kernel.rules(version, names.priority, names.priority + 100)]
-        gone += [rt.delete_route(r, names.table, through) for r, through in routes if not (r.is_bar and keeps_bars)]
+            gone += [rt.delete_rule(rule) for rule in present_rules(kernel, version, names)]
+        for table in (names.table, names.exit_table):
+            routes = [one for one in kernel.routes(version, table) if not (one[0].is_bar and keeps_bars)]
+            gone += [rt.delete_route(route, table, through) for route, through in routes]
     return kernel.apply(gone)
 
 

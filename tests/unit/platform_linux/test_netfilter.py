@@ -128,7 +128,7 @@ class FakeIptables:
     def __call__(self, words: Sequence[str], text: str) -> str:
         family = "6" if words[0].startswith("ip6") else "4"
         if words[0].endswith("-save"):
-            return self._save(family)
+            return self._save(family, words[-1])
         if self.refuses in words[0] + text:
             raise HullError(f"firewall: {words[0]}", "refused")
         lines = text.splitlines()
@@ -137,10 +137,10 @@ class FakeIptables:
             self._do(chains, line)
         return ""
 
-    def _save(self, family: str) -> str:
+    def _save(self, family: str, table: str) -> str:
         out = []
         for name, chains in self.tables.items():
-            if name.startswith(family):
+            if name == family + table:
                 out += [f"*{name[1:]}", *(f":{chain} - [0:0]" for chain in chains)]
                 out += [rule for rules in chains.values() for rule in rules] + ["COMMIT"]
         return "\n".join(out)
@@ -193,6 +193,38 @@ def test_iptables_puts_back_what_was_flushed() -> None:
     fake.tables["4filter"]["tsd-forward"].clear()
     assert chains.apply(FULL)
     assert json.dumps(fake.tables) == whole
+
+
+def test_iptables_leads_again_when_the_others_are_looked_at() -> None:
+    fake = FakeIptables()
+    chains = IptablesChains(NAMES, "iptables-nft", fake)
+    chains.apply(FULL)
+    fake.tables["4filter"]["INPUT"].insert(0, "-A INPUT -j ts-input")
+    assert not chains.apply(FULL)
+    chains.reconsider()
+    chains.apply(FULL)
+    assert [rule.split()[-1] for rule in fake.tables["4filter"]["INPUT"]] == ["tsd-input", "ts-input"]
+    whole = json.dumps(fake.tables)
+    chains.reconsider()
+    chains.apply(FULL)
+    assert json.dumps(fake.tables) == whole
+
+
+def test_f02_the_backend_follows_the_host_when_its_rules_come_later(tmp_path: Path) -> None:
+    nft, iptables, look = FakeNft(), FakeIptables(), Look(*BOTH)
+    firewall = HostFirewall(
+        NAMES,
+        UndoJournal(tmp_path, Scope("boot", "net")),
+        look=look,
+        run=lambda words, text: nft(words, text) if words[0] == "nft" else iptables(words, text),
+    )
+    firewall.apply(FULL)
+    look.nft_rules = True
+    firewall.apply(FULL)
+    assert firewall.backend == "nftables"
+    firewall.reconsider()
+    firewall.apply(FULL)
+    assert firewall.backend == "iptables-nft" and not nft.table
 
 
 def test_f05_missing_parts_of_iptables_are_told_and_the_rest_works() -> None:

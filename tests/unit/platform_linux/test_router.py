@@ -14,7 +14,7 @@ from tsd.hull import RouterConfig
 from tsplatform.linux.hostnames import HostNames
 from tsplatform.linux.journal import Entry, Scope, UndoJournal
 from tsplatform.linux.netfilter.rules import FirewallWishes
-from tsplatform.linux.router import LinuxRouter, ipv6_trouble_of, rules_of, wanted_routes
+from tsplatform.linux.router import LinuxRouter, exit_routes, ipv6_trouble_of, rules_of, wanted_routes
 from tsplatform.linux.rtnetlink import Change, Route, Rule
 
 SCOPE = Scope("boot", "net")
@@ -28,6 +28,7 @@ class FakeKernel:
         self.is_up = False
         self.index = DEVICE
         self.table: dict[int, set[Route]] = {4: set(), 6: set()}
+        self.exits: dict[int, set[Route]] = {4: set(), 6: set()}
         self.present: dict[int, set[Rule]] = {4: set(), 6: set()}
         self.mine: set[tuple[IPAddress, int]] = set()
         self.lan: list[tuple[int, IPAddress, int]] = []
@@ -41,7 +42,7 @@ class FakeKernel:
         return [(DEVICE, *address) for address in self.mine] + ([] if index else self.lan)
 
     def routes(self, version: int, table: int) -> list[tuple[Route, int]]:
-        return [(route, DEVICE if route.through_device else 0) for route in self.table[version]]
+        return [(route, DEVICE if route.through_device else 0) for route in self._table_of(table)[version]]
 
     def rules(self, version: int, first: int, end: int) -> list[Rule]:
         return [rule for rule in self.present[version] if first <= rule.priority < end]
@@ -61,15 +62,16 @@ class FakeKernel:
             self._change(change)
         return failures
 
+    def _table_of(self, number: object) -> dict[int, set[Route]]:
+        return self.exits if isinstance(number, int) and 63 <= number < 71 else self.table
+
     def _change(self, change: Change) -> None:
         subject = change.subject
         if isinstance(subject, Route):
-            version = subject.prefix.version
-            self.table[version] = {
-                r for r in self.table[version] if (r.prefix, r.is_bar) != (subject.prefix, subject.is_bar)
-            }
+            version, table = subject.prefix.version, self._table_of(dict(change.body.attributes)["RTA_TABLE"])
+            table[version] = {r for r in table[version] if (r.prefix, r.is_bar) != (subject.prefix, subject.is_bar)}
             if not change.is_deletion:
-                self.table[version].add(subject)
+                table[version].add(subject)
         elif isinstance(subject, Rule):
             (self.present[subject.family].discard if change.is_deletion else self.present[subject.family].add)(subject)
         elif isinstance(subject, tuple):
@@ -254,7 +256,9 @@ def test_a_device_that_is_gone_is_said(bed: Bed) -> None:
 def test_f07_connected_networks_win_unless_all_goes_through_an_exit_node(
     routes: list[str], allow_lan: bool, connected: list[str], thrown: list[str]
 ) -> None:
-    found = wanted_routes(_prefixes(*routes), _prefixes(*connected), allow_lan)
+    own = wanted_routes(_prefixes(*routes), _prefixes(*connected), allow_lan)
+    found = own + exit_routes(_prefixes(*routes), _prefixes(*connected), allow_lan)
+    assert not any(route.prefix.prefixlen == 0 for route in own)
     assert {str(route.prefix) for route in found if route.is_throw} == set(thrown)
     assert {str(route.prefix) for route in found if route.through_device} == set(routes) - set(thrown)
     assert [str(route.prefix) for route in found if route.is_bar] == [r for r in routes if r == "0.0.0.0/0"]
@@ -264,7 +268,7 @@ EXIT = RouterConfig(CONFIG.local_addresses, (*CONFIG.routes, *_prefixes("0.0.0.0
 
 
 def _bars(bed: Bed, version: int) -> list[Route]:
-    return [route for route in bed.kernel.table[version] if route.is_bar]
+    return [route for route in bed.kernel.exits[version] if route.is_bar]
 
 
 def test_p05_an_exit_node_is_closed_behind(bed: Bed) -> None:
@@ -278,17 +282,17 @@ def test_p05_what_a_crash_left_closed_stays_so_until_it_is_judged(bed: Bed) -> N
     bed.router.apply(EXIT)
     bed.router.revert(stays_closed=True)
     assert _bars(bed, 4) and bed.kernel.present[4] and bed.journal.entries
-    assert not any(route.through_device for route in bed.kernel.table[4])
+    assert not bed.kernel.table[4] and not any(route.through_device for route in bed.kernel.exits[4])
     bed.router.apply(RouterConfig())
-    assert not bed.kernel.table[4] and not bed.kernel.present[4] and not bed.journal.entries
+    assert not bed.kernel.exits[4] and not bed.kernel.present[4] and not bed.journal.entries
 
 
 def test_p05_without_ipv6_in_the_tunnel_there_is_none_beside_it(tmp_path: Path) -> None:
     bed = Bed(tmp_path, ipv6_trouble="net.ipv6.conf.tsd0.disable_ipv6 is set")
     bed.router.apply(EXIT)
-    assert bed.kernel.table[6] == set(_bars(bed, 6)) != set() and bed.kernel.present[6]
+    assert not bed.kernel.table[6] and bed.kernel.exits[6] == set(_bars(bed, 6)) != set() and bed.kernel.present[6]
     bed.router.apply(CONFIG)
-    assert not bed.kernel.table[6] and not bed.kernel.present[6]
+    assert not bed.kernel.exits[6] and not bed.kernel.present[6]
 
 
 def test_f07_an_overlap_is_noticed(bed: Bed) -> None:

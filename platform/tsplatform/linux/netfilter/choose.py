@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 NFTABLES = "nftables"
 MADE = "nft-table"
 """Kind of the journal's entries about tables that iptables made because of us."""
-_OVERLAYS = re.compile(r"\b(tsd\d?|ts)-(input|forward|postrouting)\b")
+_OURS = re.compile(r"\btsd\d?-(input|forward|postrouting)\b")
 _LEGACY_TABLES = (Path("/proc/net/ip_tables_names"), Path("/proc/net/ip6_tables_names"))
 
 
@@ -91,7 +91,7 @@ class HostLook:
 
 def _has_rules(save: str) -> bool:
     for line in save.splitlines():
-        if line.startswith("-A ") and not _OVERLAYS.search(line):
+        if line.startswith("-A ") and not _OURS.search(line):
             return True
         if line.startswith(":") and line.split()[1:2] == ["DROP"]:
             return True
@@ -105,7 +105,7 @@ def _is_of_iptables(item: dict[str, Any]) -> bool:
     chain = entry.get("chain") or entry.get("name")
     if "chain" in item:
         return chain in ("INPUT", "FORWARD") and entry.get("policy") == "drop"
-    return chain in ("INPUT", "FORWARD") and not _OVERLAYS.search(json.dumps(entry.get("expr")))
+    return chain in ("INPUT", "FORWARD") and not _OURS.search(json.dumps(entry.get("expr")))
 
 
 def choose(wish: str, look: HostLook) -> Choice:
@@ -154,6 +154,7 @@ class HostFirewall:
         self._run = run
         self._backend: Netfilter | None = None
         self._kind = ""
+        self._reconsiders = False
         self._choice = Choice("", "")
 
     @property
@@ -169,8 +170,11 @@ class HostFirewall:
             self.remove()
             return False
         old = self._backend
-        if old is None or wishes.kind != self._kind:
+        if old is None or wishes.kind != self._kind or self._reconsiders:
             self._choose(wishes.kind)
+            if self._backend is old and old is not None:
+                old.reconsider()
+            self._reconsiders = False
         assert self._backend is not None
         was_flushed = self._backend.apply(wishes)
         if old is not None and old is not self._backend:
@@ -191,6 +195,9 @@ class HostFirewall:
         self._drop_made_tables()
         if failures:
             raise HullError("take back the firewall", "; ".join(failures))
+
+    def reconsider(self) -> None:
+        self._reconsiders = True
 
     def hints(self) -> list[str]:
         return self._backend.hints() if self._backend is not None else []

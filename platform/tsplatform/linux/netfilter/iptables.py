@@ -10,6 +10,7 @@ iptables-extensions(8).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 
@@ -58,13 +59,18 @@ class IptablesChains:
         self._applied = FirewallWishes()
         self._listing: dict[int, Saved] = {}
         self.trouble = ""
+        self._must_lead = False
+
+    def reconsider(self) -> None:
+        """Rules that others put before our jumps since may drop what we accept."""
+        self._must_lead = True
 
     def apply(self, wishes: FirewallWishes) -> bool:
         if wishes.mode == OFF:
             self.remove()
             return False
         was_ours = wishes == self._applied and bool(self._listing)
-        if was_ours and all(self._listed(version) == self._listing[version] for version in self._listing):
+        if was_ours and not self._is_overtaken() and self._is_there():
             return False
         self.trouble = ""
         self._write(4, wishes)
@@ -72,7 +78,7 @@ class IptablesChains:
             self._write(6, wishes)
         except HullError as err:
             self.trouble = f"IPv6 firewall rules are off, because {err.reason}"
-        self._applied = wishes
+        self._applied, self._must_lead = wishes, False
         self._listing = {version: self._listed(version) for version in self._families()}
         log.info("firewall: chains %s-* of %s written (%s)", self._prefix, self.backend, mode_text(wishes.mode))
         if self.trouble:
@@ -81,6 +87,14 @@ class IptablesChains:
             wiring = "; ".join(self.hints())
             log.info("nothing leads to our firewall chains by itself; wire them with: %s", wiring)
         return was_ours
+
+    def _is_there(self) -> bool:
+        return all(self._listed(version) == listing for version, listing in self._listing.items())
+
+    def _is_overtaken(self) -> bool:
+        if not self._must_lead or self._applied.mode != ON:
+            self._must_lead = False
+        return self._must_lead and any(followers(self._save(version), self._prefix) for version in self._families())
 
     def remove(self) -> None:
         """Idempotent; programs that are not there have nothing to remove."""
@@ -115,19 +129,26 @@ class IptablesChains:
         return (4,) if self.trouble.startswith("IPv6 firewall") else (4, 6)
 
     def _listed(self, version: int) -> Saved:
-        try:
-            return ours(self._run([self._program(version, "-save")], ""), self._prefix)
-        except HullError:
-            return {}
+        return ours(self._save(version), self._prefix)
+
+    def _save(self, version: int) -> str:
+        """Table by table: one with rules that iptables cannot read (of nft, or a real tailscaled) hides no other."""
+        found = []
+        for table in TABLES:
+            with contextlib.suppress(HullError):
+                found.append(self._run([self._program(version, "-save"), "-t", table], ""))
+        return "\n".join(found)
 
     # --- writing
 
     def _write(self, version: int, wishes: FirewallWishes) -> None:
-        saved = self._listed(version)
+        text = self._save(version)
+        saved, displaced = ours(text, self._prefix), followers(text, self._prefix) if self._must_lead else set()
         rules = [rule for rule in rules_of(self._names, wishes) if version == 4 or not rule.is_v4_only]
         for table in TABLES:
             chains = [c for c in _chains(wishes.mode) if TABLE_OF[c] == table]
-            lines = self._table(chains, rules, saved.get(table, []), is_hooked=wishes.mode == ON)
+            hooked = {self._name(chain) for chain in chains} if wishes.mode == ON else set()
+            lines = self._table(chains, rules, saved.get(table, []), hooked, displaced)
             try:
                 if lines:
                     self._restore(version, table, lines)
@@ -136,16 +157,18 @@ class IptablesChains:
                     raise
                 self.trouble = f"IPv{version} rules of the table {table} are missing, because {err.reason}"
 
-    def _table(self, chains: list[Chain], rules: list[Rule], saved: list[str], *, is_hooked: bool) -> list[str]:
+    def _table(
+        self, chains: list[Chain], rules: list[Rule], saved: list[str], hooked: set[str], displaced: set[str]
+    ) -> list[str]:
         names = {self._name(chain) for chain in chains}
         lines = [f":{name} - [0:0]" for name in sorted(names)]
         lines += [f"-A {self._name(r.chain)} {arguments(r)}" for r in rules if self._name(r.chain) in names]
-        hooked = names if is_hooked else set()
-        present = {line.split()[-1] for line in _hooks(saved) if _LABEL in line}
+        present = {line.split()[-1] for line in _hooks(saved) if _LABEL in line} - displaced
+        lines += _unhooked(saved, hooked - displaced)
         for chain in chains:
-            if is_hooked and self._name(chain) not in present:
+            if self._name(chain) in hooked - present:
                 lines.append(f"-I {chain.upper()} 1 {_LABEL} -j {self._name(chain)}")
-        return lines + _unhooked(saved, hooked) + _dropped(saved, names)
+        return lines + _dropped(saved, names)
 
     def _restore(self, version: int, table: str, lines: list[str]) -> None:
         text = "\n".join([f"*{table}", *lines, "COMMIT", ""])
@@ -166,6 +189,21 @@ def ours(save: str, prefix: str) -> Saved:
             table = line[1:].strip()
         elif about.search(line):
             found.setdefault(table, []).append(line.partition(" [")[0] if line.startswith(":") else line)
+    return found
+
+
+def followers(save: str, prefix: str) -> set[str]:
+    """Chains of ours whose jump is not the first rule of its chain."""
+    seen: set[tuple[str, str]] = set()
+    found: set[str] = set()
+    table = ""
+    for line in save.splitlines():
+        table = line[1:] if line.startswith("*") else table
+        if line.startswith("-A "):
+            place = (table, line.split()[1])
+            if _LABEL in line and line.split()[-1].startswith(f"{prefix}-") and place in seen:
+                found.add(line.split()[-1])
+            seen.add(place)
     return found
 
 

@@ -84,6 +84,9 @@ class NftTable:
             commands = [{"add": {"table": table}}, {"delete": {"table": table}}]
         self._run(_WRITE, json.dumps({"nftables": commands}))
 
+    def reconsider(self) -> None:
+        """The order of tables is that of their priorities."""
+
     def hints(self) -> list[str]:
         return hints(self._names)
 

@@ -54,6 +54,9 @@ class Netfilter(Protocol):
 
     def remove(self) -> None: ...
 
+    def reconsider(self) -> None:
+        """The host's other rules changed: at the next `apply`, is the backend still the right one, and are we first?"""
+
     def hints(self) -> list[str]:
         """The lines that wire our chains in mode nodivert."""
 

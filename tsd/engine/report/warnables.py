@@ -351,7 +351,7 @@ _ALL = (
         "medium",
         "hull",
         "Firewall rules are incomplete",
-        "{error}. Forwarding for others may not work.",
+        "{error}.",
     ),
     Warnable(
         "rp-filter-strict",

@@ -41,7 +41,7 @@ class Warning:
 
 
 class Health:
-    """Warnings by code. `on_change` is called when what users see may have changed, `on_wait` when it will by itself."""
+    """Warnings by code. `on_change` is called when what users see may have changed, `on_wait` when it will by time."""
 
     def __init__(self, clock: Clock, on_change: Callable[[], None] | None = None) -> None:
         self._clock = clock

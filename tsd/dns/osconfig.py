@@ -32,14 +32,17 @@ class OsDns:
         return not self.nameservers
 
 
-def os_dns(config: DnsConfig, own: Sequence[IPAddress], can_split: bool) -> OsDns:
-    """`own` are our overlay addresses; `can_split` tells whether the host sends single zones to other servers."""
+def os_dns(config: DnsConfig, own: Sequence[IPAddress], can_split: bool, *, stays_local: bool = False) -> OsDns:
+    """`own` are our overlay addresses; `can_split` tells whether the host sends single zones to other servers.
+
+    `stays_local`: in a network without IPv4 we choose who is asked, for only its own resolvers may know the way out.
+    """
     if not config.wants_os_config or not (config.routes or config.resolvers):
         return OsDns()
     search = config.search_domains
     plain = _plain_addresses(config.resolvers)
     has_unrouted_hosts = not config.magic_suffix and bool(config.hosts)
-    if plain and len(plain) == len(config.resolvers) and not config.routes and not has_unrouted_hosts:
+    if plain and len(plain) == len(config.resolvers) and not (config.routes or has_unrouted_hosts or stays_local):
         return OsDns(plain, search)
     service = _service(own)
     if config.resolvers or not can_split:

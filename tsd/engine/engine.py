@@ -487,7 +487,7 @@ class Engine:
         hull = self._hull
         return Surroundings(
             hull.underlay.protect,
-            lambda: hull.links.state().addresses,
+            hull.links.state,
             can_loop=not hull.tun.is_userspace,
             entropy=self.options.entropy,
         )

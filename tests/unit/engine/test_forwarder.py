@@ -22,7 +22,7 @@ from tsd.engine.names.dialer import Dialer
 from tsd.engine.names.forwarder import Answer, Surroundings
 from tsd.engine.names.resolver import Resolver
 from tsd.engine.peerapi import Caller, PeerApi
-from tsd.hull import DnsConfig, StreamHandler
+from tsd.hull import DnsConfig, LinkState, StreamHandler
 from tsd.transport.host import HostStream
 
 X = reply_with("x.example. A 192.0.2.9")
@@ -333,3 +333,27 @@ async def test_d05_a_circle_that_nobody_found_does_not_grow() -> None:
         for task in (waiting, *background):
             task.cancel()
         await asyncio.gather(waiting, *background, return_exceptions=True)
+
+
+# --- networks without IPv4
+
+
+@pytest.mark.parametrize("synthesizes", [True, False])
+async def test_d16_the_local_resolver_is_asked_where_it_makes_addresses_for_the_ipv4_world(synthesizes: bool) -> None:
+    """As DNS64 does, on an uplink without IPv4; the tailnet's own choice would give addresses without a way."""
+    state = LinkState(default_interface_v6="eth0")
+    nat64 = reply_with(*(["ipv4only.arpa. AAAA 64:ff9b::c000:aa"] if synthesizes else []))
+    async with doubles(nat64, X) as (local, chosen):
+        made = Resolver(
+            Dialer(None, NoOverlay()),  # type: ignore[arg-type]
+            lambda: [local.text],
+            Surroundings(links=lambda: state),
+        )
+        made.configure(DnsConfig(resolvers=(chosen.text,), routes={"corp.example": (chosen.text,)}))
+        wanted = local.text if synthesizes else chosen.text
+        for name in ("x.example", "y.example"):
+            assert (await answer(made, name)).upstream == wanted
+        assert [name for _, name in local.asked].count("ipv4only.arpa") == 1
+        assert (await answer(made, "srv.corp.example")).upstream == chosen.text
+        state = LinkState(default_interface_v4="eth0", default_interface_v6="eth0")
+        assert (await answer(made, "z.example")).upstream == chosen.text

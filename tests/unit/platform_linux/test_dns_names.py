@@ -253,3 +253,34 @@ def test_d14_the_search_line_stays_within_what_libc_reads() -> None:
     domains = [f"d{number}.{'x' * 60}.example" for number in range(40)]
     made = file.render(["192.0.2.1"], domains, b"search lan\n").decode().splitlines()
     assert len(made[-1]) <= len("search ") + 1024 and made[-1].split()[1:4] == domains[:3]
+
+
+V4_DEFAULT = "Iface\tDestination\tGateway\neth0\t00000000\t0100000A\n"
+V6_DEFAULT = f"{'0' * 32} 00 {'0' * 32} 00 fe80{'0' * 27}1 00000400 00000001 00000000 00000003 {{}}\n"
+
+
+@pytest.mark.parametrize(
+    ("v4", "v6", "wanted"),
+    [
+        (V4_DEFAULT, V6_DEFAULT.format("eth0"), False),
+        ("Iface\n", V6_DEFAULT.format("eth0"), True),
+        ("Iface\n", V6_DEFAULT.format("lo") + V6_DEFAULT.format("tsd0"), False),
+        ("Iface\n", "", False),
+    ],
+)
+def test_d16_networks_without_ipv4_are_seen(tmp_path: Path, v4: str, v6: str, wanted: bool) -> None:
+    (tmp_path / "route").write_text(v4)
+    (tmp_path / "ipv6_route").write_text(v6)
+    assert system.is_ipv6_only("tsd0", tmp_path) is wanted
+    assert system.is_ipv6_only("tsd0", tmp_path / "none") is False
+
+
+def test_d16_without_ipv4_all_names_come_to_us(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For we know whom to ask there; else the file names the tailnet's servers themselves."""
+    monkeypatch.setattr(system, "LOOK_S", 0.05)
+    bed.names.apply(DnsConfig(resolvers=("192.0.2.1",)))
+    assert "nameserver 192.0.2.1\n" in bed.path.read_text()
+    monkeypatch.setattr(system, "is_ipv6_only", lambda device: True)
+    eventually(lambda: "nameserver 100.100.100.100\n" in bed.path.read_text(), "still theirs")
+    monkeypatch.setattr(system, "is_ipv6_only", lambda device: False)
+    eventually(lambda: "nameserver 192.0.2.1\n" in bed.path.read_text(), "still ours")

@@ -23,6 +23,7 @@ from tsd.engine.names.doh import HTTPS_PORT, HttpsResolvers, tls_context
 from tsd.engine.names.exchange import Dialing, Exchange, Protect, Reply
 from tsd.engine.names.loops import LoopGuard
 from tsd.engine.names.upstreams import Upstream, schedule
+from tsd.hull import LinkState
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Surroundings:
     """What a forwarder needs of its host; the defaults are those of a host that nobody else can ask through us."""
 
     protect: Protect = lambda sock: None
-    host_addresses: Callable[[], frozenset[IPAddress]] = frozenset
+    links: Callable[[], LinkState] = LinkState
     can_loop: bool = False
     """Whether a resolver of the host could have us as its upstream."""
     entropy: Entropy = system_entropy
@@ -77,7 +78,9 @@ class Forwarder:
         self._running: dict[tuple[bytes, bool, tuple[str, ...]], asyncio.Task[Answer]] = {}
         self._joined = 0
         self.own_addresses: frozenset[IPAddress] = frozenset()
-        self.loops = LoopGuard(given.host_addresses, given.entropy, lambda: asyncio.get_running_loop().time())
+        self.loops = LoopGuard(
+            lambda: given.links().addresses, given.entropy, lambda: asyncio.get_running_loop().time()
+        )
         self.loops.is_possible = given.can_loop
         self._looping: dict[str, None] = {}
         self.on_failing: Callable[[str], None] = lambda servers: None

@@ -7,6 +7,7 @@ net/dns/resolver/tsdns.go; asking others is `forwarder`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from tsd.dns import message
 from tsd.dns.zone import Zone, magic_suffixes
 from tsd.engine.names.exchange import Dialing
 from tsd.engine.names.forwarder import Answer, Forwarder, Surroundings
+from tsd.engine.names.nat64 import Nat64
 from tsd.hull import DnsConfig
 
 MAX_ALIASES = 8
@@ -37,6 +39,8 @@ class Resolver:
         self._config = DnsConfig()
         self._routes: dict[str, tuple[str, ...]] = {}
         self.forwarder = Forwarder(dialer, surroundings)
+        links = (surroundings or Surroundings()).links
+        self._nat64 = Nat64(links, lambda: asyncio.get_running_loop().time())
 
     @property
     def own_addresses(self) -> frozenset[IPAddress]:
@@ -146,11 +150,24 @@ class Resolver:
             return Answer(_format_error(wire))
         if _is_bonjour(name):
             return Answer(message.refusal(wire, message.NXDOMAIN))
-        upstreams, suffix = self.upstreams_for(name), self._suffix_for(name)
+        suffix = self._suffix_for(name)
+        upstreams = self.upstreams_for(name) if suffix else await self._for_the_world()
         answer = await self.forwarder.ask(wire, upstreams, over_tcp, suffix)
         if message.is_cut(answer.wire):
             return answer
         return await self._follow(answer, wire, upstreams, over_tcp)
+
+    async def _for_the_world(self) -> tuple[str, ...]:
+        """Control's choice, but where only the host's own resolvers know the way to the IPv4 world."""
+        chosen, base = self._config.resolvers, tuple(self._base())
+        is_by_exit_node = any(text.startswith("http:") for text in chosen)
+
+        async def ask(query: bytes) -> bytes:
+            return (await self.forwarder.ask(query, base, True)).wire
+
+        if chosen and base and not is_by_exit_node and await self._nat64.is_here(ask):
+            return base
+        return chosen or base
 
     async def _follow(self, answer: Answer, wire: bytes, upstreams: tuple[str, ...], over_tcp: bool) -> Answer:
         """Follow an alias to a name of ours, or into a zone of other upstreams. SERVFAIL when there is no end to it."""

@@ -75,6 +75,7 @@ class SystemNames:
         self._manager: Manager | None = None
         self._written = OsDns()
         self._trouble = ""
+        self._stays_local = False
         self._main: asyncio.AbstractEventLoop | None = None
         self.on_fight: Callable[[str], None] = lambda text: None
         """Told when names cannot be set up or another program undoes it; "" when that is over."""
@@ -187,7 +188,9 @@ class SystemNames:
             self._manager = await self._new_manager(choice.mode, keeper.bus)
             log.info("names: set up by %s: %s", choice.mode.value, "; ".join(choice.because))
         self._choice = choice
-        wanted = os_dns(self._config, self._own_addresses(), self._manager.can_split)
+        self._stays_local = is_ipv6_only(self._device)
+        own = self._own_addresses()
+        wanted = os_dns(self._config, own, self._manager.can_split, stays_local=self._stays_local)
         await self._manager.set(wanted)
         if wanted != self._written:
             log.info("names: %s", _in_words(wanted))
@@ -230,11 +233,15 @@ class SystemNames:
             if manager is None:
                 return
             found = await manager.look()
+        if found is Found.FINE and self._stays_local != is_ipv6_only(self._device):
+            await self._reconcile_quietly()
+        elif found is Found.FINE and keeper.fight.is_over(keeper.now()):
+            self._tell(self._choice.warning)
         if found is Found.FINE:
-            if keeper.fight.is_over(keeper.now()):
-                self._tell(self._choice.warning)
             return
-        rival = manager.rival() or "another program"
+        # Seen in the middle of being written, a file names nobody.
+        keeper.rival = manager.rival() or keeper.rival
+        rival = keeper.rival or "another program"
         if not keeper.fight.may_go_on(keeper.now()):
             self._tell(
                 f"{rival} keeps changing {self._what()} after tsd has set it: put back every {TRUCE_S:.0f} s only"
@@ -268,6 +275,19 @@ class SystemNames:
                 self._main.call_soon_threadsafe(self.on_fight, text)
         else:
             self.on_fight(text)
+
+
+def is_ipv6_only(device: str, folder: Path = Path("/proc/net")) -> bool:
+    """Whether the way to the world is IPv6 alone; the tunnel is no way."""
+    try:
+        v4 = [line.split() for line in (folder / "route").read_text().splitlines()[1:]]
+        v6 = [line.split() for line in (folder / "ipv6_route").read_text().splitlines()]
+    except OSError:
+        return False
+    if any(words[1:2] == ["00000000"] for words in v4):
+        return False
+    defaults = [words[-1] for words in v6 if words[:2] == ["0" * 32, "00"]]
+    return any(name not in ("lo", device) for name in defaults)
 
 
 def _in_words(wanted: OsDns) -> str:
@@ -332,6 +352,7 @@ class _Keeper:
         self.now = self._loop.time
         self.lock = asyncio.Lock()
         self.fight = _Fight()
+        self.rival = ""
         self.claim: socket.socket | None = None
         self.bus = SystemBus()
         self.bus.on_owner = lambda name: self._later(self._again)

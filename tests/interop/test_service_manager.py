@@ -69,6 +69,15 @@ def test_a_service_from_start_to_stop(service: Supervisor, coord: CoordProcess) 
     _journal_lines(service)
 
 
+def test_a_state_file_that_cannot_be_read_is_told_by_the_status(service: Supervisor) -> None:
+    (service.folder / "lib/tsd.state").write_text("{")
+    service.start()
+    service.wait_for(lambda: service.has("READY"), "READY=1")
+    service.wait_for(lambda: service.status.startswith("Does not work: "), "the reason in the status")
+    assert "tsd.state" in service.status
+    assert service.stop() == 0
+
+
 def _reload_twice(service: Supervisor) -> None:
     """The configuration file is read again; a broken one is told and changes nothing."""
     config = service.folder / "config.hujson"

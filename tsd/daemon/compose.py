@@ -113,6 +113,7 @@ class DaemonService:
         if settings.debug:
             await self._start_debug(engine, settings.debug)
         self._api.set_backend(backend)
+        self._on_state(engine.account.state)
         log.info("data path: %s", tsnative.describe())
 
     def _watch_state(self, engine: Engine) -> None:
@@ -325,6 +326,10 @@ def _status_line(engine: Engine, state: State) -> str:
             )
         case State.STOPPED:
             return "Stopped; run 'tsctl up' to start"
+        case State.NEEDS_MACHINE_AUTH:
+            return "Waits for the approval of an admin of the tailnet"
+        case State.NO_STATE if engine.options.store_error:
+            return f"Does not work: {engine.options.store_error}"
     return state.text
 
 

@@ -52,7 +52,9 @@ def control(facts: Facts) -> Iterator[Finding]:
         return
     said = str(facts.daemon.report.get("ControlError") or "")
     if is_connected is False and (said or facts.daemon.state == RUNNING):
-        said = said or "no reason is known yet"
+        if not said:
+            yield Finding("control", f"the daemon is still connecting to {found.url}", "look again in a minute", NOTE)
+            return
         cause = (
             f"{found.url} answers over HTTP, but the daemon's connection to it (the upgrade to ts2021) fails: {said}"
         )

@@ -61,7 +61,11 @@ def gather(context: ctx.Context, *, with_network: bool = True) -> Facts:
     if with_network and facts.box.is_same_network:
         works += [lambda: _control(facts), lambda: _relays(context, facts)]
     probes.at_once(*works)
-    if with_network and facts.daemon.state == RUNNING:
+    report, is_running = facts.daemon.report, facts.daemon.state == RUNNING
+    if is_running and report.get("ControlConnected") is False and not report.get("ControlError"):
+        time.sleep(SECOND_LOOK_S)  # it may have started just now
+        facts.daemon.report = _report(context) or report
+    if with_network and is_running:
         facts.paths = probes.probe_paths(ctx.peers_of(facts.daemon.status), lambda ip, size: _ping(context, ip, size))
     return facts
 

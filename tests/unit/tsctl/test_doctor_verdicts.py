@@ -174,7 +174,13 @@ FAULTS: list[tuple[str, str, str, str, Break]] = [
     ("control", "network", "the proxy fails", "NO_PROXY", lambda f: _offline(f, Reached("proxy", "it answers 407"))),
     ("control", "network", "TLS fails", "inspecting CA", lambda f: _offline(f, Reached("tls", "unknown issuer"))),
     ("control", "control", "HTTP fails", "--login-server", lambda f: _offline(f, Reached("http", "it answers 404"))),
-    ("control", "control", "upgrade", "Upgrade", lambda f: f.daemon.report.update(ControlConnected=False)),
+    (
+        "control",
+        "control",
+        "upgrade",
+        "Upgrade",
+        lambda f: f.daemon.report.update(ControlConnected=False, ControlError="refused"),
+    ),
     ("relays", "network", "home relay lab", "TCP", _relays(reached={"lab": _GONE, "far": Reached("ok")})),
     ("relays", "network", "none of 2 relays", "TCP", _relays(reached={"lab": _GONE, "far": _GONE})),
     ("udp", "network", "UDP is blocked", "41641", _relays(stun_answers=0)),
@@ -215,6 +221,7 @@ NOTES: list[tuple[str, str, Break]] = [
     ("nat", "hard NAT", _relays(mapping_varies=True)),
     ("relays", "the relay far", _relays(reached={"lab": Reached("ok"), "far": _GONE})),
     ("control", "the daemon itself is connected", lambda f: f.control.__dict__.update(reached=_GONE)),
+    ("control", "still connecting", lambda f: f.daemon.report.update(ControlConnected=False)),
     ("routing", "no IPv6", _hull(IPv6OffBecause="disable_ipv6 is set")),
 ]
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.base.addr import parse_ip
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.errors import DecodeError, StateError, TsdError
-from tsd.base.keys import DiscoPrivate, DiscoPublic, MachinePrivate, NodePrivate
+from tsd.base.keys import DiscoPrivate, MachinePrivate, NodePrivate
 from tsd.base.tasks import Tasks
 from tsd.dataplane.fdpump import FdPump
 from tsd.dataplane.pump import Core
@@ -33,19 +33,20 @@ from tsd.engine.control.session import ControlSession
 from tsd.engine.names.dialer import Dialer
 from tsd.engine.names.forwarder import Surroundings
 from tsd.engine.names.resolver import Resolver
-from tsd.engine.path.pings import DiscoReply, Pings
+from tsd.engine.path.pings import Pings
 from tsd.engine.path.plane import Plane, PlaneEvents, PlaneOptions
 from tsd.engine.path.portmapping import PortMapping
 from tsd.engine.path.reach import Reach, ReachEvents
 from tsd.engine.path.sockets import OpenUdp
 from tsd.engine.path.stamps import StampStore
-from tsd.engine.peerapi import Caller, PeerApi
+from tsd.engine.peerapi import PeerApi
 from tsd.engine.peers import Peer
 from tsd.engine.report.bus import NotifyBus
 from tsd.engine.report.health import Health
 from tsd.engine.report.inspection import Inspection
 from tsd.engine.tailnet import Tailnet
-from tsd.hull import BlobCache, Frame, Hull, Stream
+from tsd.engine.views import Views
+from tsd.hull import BlobCache, Hull
 from tsd.netmap.snapshot import Snapshot
 from tsd.tailcfg.derpmap import DERPRegion
 from tsd.tailcfg.mapping import PingResponse
@@ -87,7 +88,7 @@ class EngineOptions:
     port_mapping: PortMapping | None = None
 
 
-class Engine:
+class Engine(Views):
     """Start it once; `close` undoes everything."""
 
     def __init__(self, options: EngineOptions) -> None:
@@ -413,75 +414,7 @@ class Engine:
     def _on_store_trouble(self, err: TsdError) -> None:
         self.health.set("state-store-write", error=err)
 
-    # --- PingHost, NameSource, PeerApiHost
-
-    def peer_for(self, ip: IPAddress) -> Peer | None:
-        return self.tailnet.peer_for(ip)
-
-    def is_own(self, ip: IPAddress) -> bool:
-        return ip in self.tailnet.own_addresses
-
-    def is_overlay(self, ip: IPAddress) -> bool:
-        return self.tailnet.is_routed(ip) and not self.tailnet.stays_local(ip)
-
-    def held_back(self, ip: IPAddress) -> str:
-        return self.tailnet.held_back(ip)
-
-    def own_address_for(self, ip: IPAddress) -> IPAddress | None:
-        return next((own for own in self.tailnet.own_addresses if own.version == ip.version), None)
-
-    def own_addresses(self) -> list[IPAddress]:
-        return self.tailnet.names_of_us()
-
-    def is_expired(self, peer: Peer) -> bool:
-        return peer.node.is_expired(self.tailnet.keys.now_ns())
-
-    def derp_code(self, region: int) -> str:
-        found = self.reach.derp_map.region(region)
-        return found.region_code if found is not None else ""
-
-    def send(self, frames: list[Frame]) -> None:
-        if self.plane is not None:
-            self.plane.datapath.send(frames)
-
-    def deliver(self, frames: list[Frame]) -> None:
-        self._hull.tun.deliver(frames)
-
-    def disco_ping(self, peer: Peer, size: int) -> asyncio.Future[DiscoReply]:
-        if self.plane is None:
-            raise TsdError("not running")
-        self.reach.note_traffic()
-        return self.plane.disco_ping(peer, size)
-
-    async def connect(self, remote: AddrPort) -> Stream:
-        return await self._hull.net.connect(remote)
-
-    def own_peerapi_port(self, ip: IPAddress) -> int:
-        return self.peerapi.ports.get(ip, 0)
-
-    def learn_disco_key(self, handle: int, disco_key: DiscoPublic) -> None:
-        self.tailnet.members.learn_disco_key(handle, disco_key)
-
-    def tailnet_addresses(self, name: str) -> list[IPAddress]:
-        return self.resolver.lookup(name)
-
-    async def resolve_upstream(self, name: str) -> list[IPAddress]:
-        """Names for which control chose upstreams by those, everything else by the host."""
-        is_local = name.rstrip(".").lower() == "localhost"
-        if self.tailnet.wants_own_dns and self.resolver.configured_for(name) and not is_local:
-            return await self.resolver.addresses(name)
-        found: list[IPAddress] = await self.options.resolve_host(name)
-        return found
-
-    def self_name(self) -> str:
-        node = self.account.self_node
-        return node.name.rstrip(".") if node is not None else self.facts.hostname
-
-    def identify(self, source: IPAddress) -> Caller | None:
-        return self.tailnet.identify(source)
-
-    async def resolve_dns(self, query: bytes) -> bytes:
-        return await self.resolver.query_for_peer(query)
+    # --- names
 
     def _dns_surroundings(self) -> Surroundings:
         hull = self._hull

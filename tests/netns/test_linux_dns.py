@@ -18,9 +18,10 @@ import pytest
 
 from harness.coordproc import CoordProcess
 from harness.debs import unpacked
+from harness.headscale import peer_binary
 from harness.hostbox import HostBox
 from harness.netlab import ETC_NETNS, NetLab, Process, wait_for
-from harness.nodes import TsdNode, TunTsdNode
+from harness.nodes import Node, TailscaledNode, TsdNode, TunTsdNode
 from harness.resolvers import Resolved, dnsmasq, unbound
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -333,3 +334,30 @@ def test_d05_a_local_resolver_that_asks_us_is_found_and_left_out(world: World) -
     wait_for(lambda: "as their own upstream" not in node.call("status").stdout, NOW_S, "the end of the warning")
     node.stop()
     assert box.resolv_conf().startswith("nameserver 127.0.0.1\n")
+
+
+# --- beside the real tailscaled
+
+
+@pytest.mark.peers
+def test_exit_nodes_of_both_kinds_answer_each_other(world: World) -> None:
+    """tsd asks the real tailscaled's PeerAPI for names, and the other way round."""
+    peer_binary("tailscaled")
+    namespace = world.lab.add_host("t")
+    (ETC_NETNS / namespace / "resolv.conf").write_text(f"nameserver {world.x}\n")
+    real = TailscaledNode(world.lab, namespace, world.folder / "t", "t")
+    real.start()
+    real.up(world.coord.url, world.key, "--advertise-exit-node")
+    world.coord.call("nodes.approve-routes", node="t", routes=["0.0.0.0/0", "::/0"])
+    for asking, answering in ((world.u, real), (real, world.u)):
+        asking.call("set", "--advertise-exit-node=false")
+        asking.wait_for_peer(answering.name, ExitNodeOption=True, Online=True)
+        asking.call("set", f"--exit-node={answering.name}")
+        wait_for(lambda a=asking, b=answering: b.ip4 in _asked(a), 30, f"names by {answering.name}; {asking.tail()}")
+        assert "192.0.2.80" in _asked(asking)
+        asking.call("set", "--exit-node=")
+        asking.call("set", "--advertise-exit-node")
+
+
+def _asked(node: Node) -> str:
+    return node.call("dns", "query", "www.world.example", check=False).stdout

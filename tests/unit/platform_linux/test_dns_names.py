@@ -284,3 +284,21 @@ def test_d16_without_ipv4_all_names_come_to_us(bed: Bed, monkeypatch: pytest.Mon
     eventually(lambda: "nameserver 100.100.100.100\n" in bed.path.read_text(), "still theirs")
     monkeypatch.setattr(system, "is_ipv6_only", lambda device: False)
     eventually(lambda: "nameserver 192.0.2.1\n" in bed.path.read_text(), "still ours")
+
+
+@pytest.mark.parametrize(("enforce", "code", "runs"), [("1", 0, True), ("1", 3, True), ("0", 0, False)])
+def test_a_replaced_file_gets_its_selinux_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enforce: str, code: int, runs: bool
+) -> None:
+    (tmp_path / "enforce").write_text(enforce + "\n")
+    program = tmp_path / "restorecon"
+    program.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/ran\nexit {code}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(file, "SEARCH_PATH", str(tmp_path))
+    if code:
+        with pytest.raises(HullError, match="SELinux"):
+            file.relabel(tmp_path / "x", tmp_path / "enforce")
+    else:
+        file.relabel(tmp_path / "x", tmp_path / "enforce")
+    assert (tmp_path / "ran").exists() == runs
+    file.relabel(tmp_path / "x", tmp_path / "none")

@@ -31,7 +31,6 @@ _RESOLVED_FOLDER, _STUB_NAMES = "/run/systemd/resolve/", ("stub-resolv.conf",)
 _OWNERS = ("systemd-resolved", "NetworkManager", "resolvconf")
 _NM_DNS_PATH = f"{NETWORK_MANAGER_PATH}/DnsManager"
 _TOOL_S = 5.0
-SEARCH_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 MISWIRED = (
     "NetworkManager and systemd-resolved do not work together: /etc/resolv.conf should be a link to"
     " /run/systemd/resolve/stub-resolv.conf"
@@ -206,7 +205,7 @@ class HostSurveyor:
         return str(await self._bus.get(NETWORK_MANAGER, NETWORK_MANAGER_PATH, NETWORK_MANAGER, "Version"))
 
     def resolvconf_flavour(self) -> str:
-        program = shutil.which("resolvconf", path=SEARCH_PATH)
+        program = shutil.which("resolvconf", path=file.SEARCH_PATH)
         if program is None:
             return ""
         try:

@@ -44,10 +44,12 @@ class DirectFile:
             self._settings, self._wanted = wanted, file.render(wanted.nameservers, wanted.search, before)
         if file.content_of(self._path) != self._wanted:
             file.put(self._path, self._wanted, 0o644)
+            file.relabel(self._path)
 
     async def revert(self) -> None:
         self._settings, self._wanted = OsDns(), b""
-        file.restore(self._backup, self._path)
+        if file.restore(self._backup, self._path):
+            file.relabel(self._path)
 
     async def look(self) -> Found:
         if not self._wanted or file.content_of(self._path) == self._wanted:

@@ -12,6 +12,8 @@ import contextlib
 import errno
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,9 @@ BACKUP_NAME = "resolv.conf.undo"
 MARKER = "# Written by tsd; what was here before comes back when tsd stops."
 _IN_PLACE = frozenset({errno.EBUSY, errno.EROFS, errno.EACCES, errno.EPERM, errno.EXDEV})
 _MAX_SEARCH_BYTES = 1024
+_RELABEL_S = 5.0
+SEARCH_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
+"""Programs of the system are looked for here, whatever environment we were started in."""
 _MAX_SERVERS = 3
 """libc looks at no more than three servers."""
 
@@ -157,6 +162,20 @@ def put(path: Path, content: bytes, mode: int) -> None:
             _rewrite(path, content)
     except OSError as err:
         raise HullError(f"write {path}", os.strerror(err.errno or 0), errno=err.errno or 0) from None
+
+
+def relabel(path: Path, enforce: Path = Path("/sys/fs/selinux/enforce")) -> None:
+    """A new file has not the SELinux label of the old one, so confined programs cannot read it. Raises `HullError`."""
+    try:
+        program = shutil.which("restorecon", path=SEARCH_PATH) if enforce.read_text().strip() == "1" else None
+        if program is None:
+            return
+        done = subprocess.run([program, str(path)], capture_output=True, timeout=_RELABEL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if done.returncode:
+        hint = f"run restorecon {path}"
+        raise HullError(f"give {path} its SELinux label", f"restorecon: exit code {done.returncode}", hint)
 
 
 def is_mount_point(path: Path) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tsd.base.errors import HullError
 from tsplatform.linux.dns import file
-from tsplatform.linux.dns.choose import SEARCH_PATH
 from tsplatform.linux.dns.manager import Mode
 
 TOOL_S = 10.0
@@ -25,11 +24,11 @@ async def resolvconf(*words: str, given: bytes = b"") -> bytes:
 
 
 def resolvconf_now(*words: str, given: bytes = b"") -> bytes:
-    program = shutil.which("resolvconf", path=SEARCH_PATH)
+    program = shutil.which("resolvconf", path=file.SEARCH_PATH)
     if program is None:
         raise HullError("set up names by resolvconf", "it is not installed any more")
     line = f"run resolvconf {' '.join(words)}"
-    environ = {**os.environ, "PATH": SEARCH_PATH}
+    environ = {**os.environ, "PATH": file.SEARCH_PATH}
     try:
         done = subprocess.run(
             [program, *words], input=given, capture_output=True, timeout=TOOL_S, check=False, env=environ

@@ -20,10 +20,11 @@ from tsd.base.keys import DiscoPrivate, MachinePrivate, NodePrivate
 from tsd.base.tasks import Tasks
 from tsd.dataplane.fdpump import FdPump
 from tsd.dataplane.pump import Core
-from tsd.engine.account.account import Account, ControlLink
+from tsd.engine.account.account import Account
 from tsd.engine.account.expiry import KeyExpiry
 from tsd.engine.account.prefs import Prefs
 from tsd.engine.account.profiles import Profiles
+from tsd.engine.account.seams import ControlLink
 from tsd.engine.account.states import State
 from tsd.engine.control import hostinfo
 from tsd.engine.control.c2n_handlers import c2n_handlers

@@ -11,17 +11,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from tsd.base.authkey import check_auth_key
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
 from tsd.base.errors import ConfigError, TsdError
-from tsd.base.keys import LockPrivate, MachinePrivate, NodePrivate
+from tsd.base.keys import LockPrivate, NodePrivate
 from tsd.base.log import fields
 from tsd.engine.account.edits import EditContext, check, edit
 from tsd.engine.account.prefs import Persist, Prefs, UserProfile
 from tsd.engine.account.profiles import NetworkProfile, Profiles
+from tsd.engine.account.seams import AccountHost, ControlLink, Identity
 from tsd.engine.account.states import State, StateInputs, next_state
 from tsd.engine.peers import node_addresses
 from tsd.engine.report.bus import NotifyBus
@@ -34,48 +35,6 @@ log = logging.getLogger(__name__)
 STORE_UNHEALTHY = "cannot start backend when state store is unhealthy"
 LOGIN_URL_LIFE_S = (7 * 24 - 1) * 3600.0
 """Servers forget a login URL after seven days; it is not shown again in the last hour before that."""
-
-
-class Identity(NamedTuple):
-    """One login: another profile, node key or login server is another one."""
-
-    profile_id: str
-    node_key: str
-    control_url: str
-
-
-class ControlLink(Protocol):
-    """The control client as the account sees it; every call returns at once, results come back as events."""
-
-    def login(self, node_key: NodePrivate, old_node_key: NodePrivate | None, auth_key: str) -> None:
-        """Register, then poll. Replaces an attempt that is under way."""
-
-    async def logout(self) -> None:
-        """Tell control that this node key is finished; bounded in time, never raises."""
-
-    def set_paused(self, is_paused: bool) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class AccountHost(Protocol):
-    """What the account needs from the engine."""
-
-    def open_control(self, url: str, machine_key: MachinePrivate, prefs: Prefs) -> ControlLink: ...
-
-    def enter_state(self, old: State, new: State) -> None:
-        """Configure or tear down the data plane."""
-
-    def prefs_changed(self, old: Prefs, new: Prefs) -> None: ...
-
-    def recall(self) -> None:
-        """A login of an earlier run goes on: what that run knew may be used until control speaks."""
-
-    def identity_changed(self) -> None:
-        """Node key or profile is another one: forget the netmap and all peers."""
-
-    def live_counts(self) -> tuple[int, int]:
-        """(peers with a session, DERP connections or a chosen home)."""
 
 
 class Account:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tsd.base.clock import Clock
 from tsd.base.errors import DecodeError
 from tsd.base.log import fields
-from tsd.engine.account.account import Identity
+from tsd.engine.account.seams import Identity
 from tsd.engine.jobs import Steps
 from tsd.engine.report.health import Health
 from tsd.hull import BlobCache

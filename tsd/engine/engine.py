@@ -331,10 +331,10 @@ class Engine(Views):
     def _drop_plane(self) -> None:
         plane, self.plane = self.plane, None
         if plane is not None:
-            self.health.clear("no-derp-connection")
             self.reach.set_plane(None)
             self._hull.tun.attach(lambda frames: None)
             plane.close()
+            self.health.clear("no-derp-connection", "derp-region-error")
         self.tailnet.unplug()  # also what a killed daemon left closed for its exit node
 
     def _on_session(self, peer: Peer) -> None:
@@ -343,7 +343,7 @@ class Engine(Views):
             self.account.update_state()
 
     def _on_relay(self, region: int, is_connected: bool, reason: str) -> None:
-        if region == self.reach.home:
+        if region == self.reach.home and self.plane is not None:
             name = self.derp_code(region) or str(region)
             told = {"derp_region_id": region, "derp_region_name": name, "error": reason}
             self.health.set_if("no-derp-connection", not is_connected, **told)

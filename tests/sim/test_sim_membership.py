@@ -36,6 +36,20 @@ def test_a_removed_node_is_out_at_once_and_needs_a_new_login(tmp_path: Path) -> 
     run_sim(scenario, tmp_path)
 
 
+def test_a_log_out_leaves_no_warnings_behind(tmp_path: Path) -> None:
+    """The relay that goes with the login is no fault."""
+
+    async def scenario(net: SimTailnet) -> None:
+        (a,) = await net.nodes("E")
+        await net.until(lambda: a.engine.plane is not None and a.engine.reach.home)
+        await asyncio.sleep(5)
+        await a.run(a.backend.logout())
+        await asyncio.sleep(60)
+        assert a.engine.health.texts() == []
+
+    run_sim(scenario, tmp_path)
+
+
 def test_an_ephemeral_node_that_was_away_too_long_comes_back_by_itself(tmp_path: Path) -> None:
     async def scenario(net: SimTailnet) -> None:
         (a,) = await net.nodes("E")

@@ -11,41 +11,30 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import socket
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tsd.base.addr import IPAddress
 from tsd.base.errors import HullError
-from tsd.base.tasks import Tasks
 from tsd.dns.osconfig import SERVICE_TEXTS, OsDns, os_dns
 from tsd.hull import DnsConfig
 from tsplatform.linux.dns import file
-from tsplatform.linux.dns.bus import NETWORK_MANAGER, RESOLVED, SystemBus
+from tsplatform.linux.dns.bus import SystemBus
 from tsplatform.linux.dns.choose import Choice, HostSurveyor, Surveyor, choose
 from tsplatform.linux.dns.debian import DebianResolvconf
 from tsplatform.linux.dns.direct import DirectFile
+from tsplatform.linux.dns.keeper import REVERT_S, Keeper, NamesThread
 from tsplatform.linux.dns.manager import Found, Manager, Mode
 from tsplatform.linux.dns.networkmanager import NetworkManager
 from tsplatform.linux.dns.openresolv import Openresolv
 from tsplatform.linux.dns.resolved import ResolvedLink
-from tsplatform.linux.dns.watch import FileWatch
 from tsplatform.linux.hostnames import claim_name
 
 log = logging.getLogger(__name__)
 
 NAMES_CLAIM = "resolv.conf"
 PATIENCE_S = 0.3
-REVERT_S = 8.0
-LOOK_S, SLOW_LOOK_S = 3.0, 15.0
-"""Between looks, for hosts that do not tell us of changes; resolved does."""
-SETTLE_S = 0.3
-RETRY_S = 5.0
-FIGHT_LIMIT = 10
-"""So many rewrites by others are undone at once, then one every `TRUCE_S`."""
-TRUCE_S = 30.0
 
 
 class SystemNames:
@@ -69,8 +58,8 @@ class SystemNames:
         self._new_survey = survey or (lambda bus: HostSurveyor(bus, self._backup, path))
         self._config = DnsConfig()
         self._asked: list[OsDns] = []
-        self._thread: _Thread | None = None
-        self._keeper: _Keeper | None = None
+        self._thread: NamesThread | None = None
+        self._keeper: Keeper | None = None
         self._choice = Choice()
         self._manager: Manager | None = None
         self._written = OsDns()
@@ -135,14 +124,14 @@ class SystemNames:
 
     # --- the thread
 
-    def _keep(self) -> _Thread:
+    def _keep(self) -> NamesThread:
         if self._thread is None:
-            self._thread = _Thread()
+            self._thread = NamesThread()
             self._thread.submit(self._begin()).result(REVERT_S)
         return self._thread
 
     async def _begin(self) -> None:
-        self._keeper = _Keeper(self._look, self._reconcile_quietly)
+        self._keeper = Keeper(self._look, self._reconcile_quietly)
 
     async def _end(self) -> None:
         keeper, self._keeper = self._keeper, None
@@ -172,7 +161,7 @@ class SystemNames:
                 raise
             self._tell(self._choice.warning)
 
-    async def _set_up(self, keeper: _Keeper) -> None:
+    async def _set_up(self, keeper: Keeper) -> None:
         if self._is_foreign(self._path):
             hint = f"ask {SERVICE_TEXTS[0]} for names of the tailnet"
             raise HullError(f"set up names in {self._path}", "the file is shared with another network namespace", hint)
@@ -196,7 +185,7 @@ class SystemNames:
             log.info("names: %s", _in_words(wanted))
         self._written = wanted
         keeper.watch_files(self._manager.watched())
-        keeper.pause_s = SLOW_LOOK_S if choice.mode is Mode.RESOLVED else LOOK_S
+        keeper.set_pace(is_told=choice.mode is Mode.RESOLVED)
 
     async def _new_manager(self, mode: Mode, bus: SystemBus) -> Manager:
         match mode:
@@ -211,7 +200,7 @@ class SystemNames:
                 return DebianResolvconf(self._folder, self._device, self._path)
         return DirectFile(self._folder, self._path)
 
-    async def _drop_manager(self, keeper: _Keeper) -> None:
+    async def _drop_manager(self, keeper: Keeper) -> None:
         keeper.watch_files([])
         manager, self._manager = self._manager, None
         self._written = OsDns()
@@ -243,9 +232,7 @@ class SystemNames:
         keeper.rival = manager.rival() or keeper.rival
         rival = keeper.rival or "another program"
         if not keeper.fight.may_go_on(keeper.now()):
-            self._tell(
-                f"{rival} keeps changing {self._what()} after tsd has set it: put back every {TRUCE_S:.0f} s only"
-            )
+            self._tell(f"{rival} keeps changing {self._what()} after tsd has set it: put back now and then only")
             return
         log.warning("names: %s was changed by %s; putting ours back", self._what(), rival)
         await self._reconcile_quietly()
@@ -294,109 +281,3 @@ def _in_words(wanted: OsDns) -> str:
     zones = [zone for zone in wanted.match if not zone.endswith(".arpa")]
     for_what = f"for {', '.join(zones)}" if wanted.match else "for all names"
     return f"{', '.join(wanted.nameservers)} {for_what}; completed with {', '.join(wanted.search) or 'nothing'}"
-
-
-class _Thread:
-    """A loop in a thread of its own. Not uvloop: it must take subprocesses and odd descriptors anywhere."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.SelectorEventLoop()
-        self._thread = threading.Thread(target=self._run, name="names", daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(REVERT_S)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
-
-
-class _Fight:
-    """Rewrites of others, counted: many at once, then few."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._last_s = -TRUCE_S
-
-    def may_go_on(self, now: float) -> bool:
-        if now - self._last_s > 2 * TRUCE_S:
-            self._count = 0
-        if self._count >= FIGHT_LIMIT and now - self._last_s < TRUCE_S:
-            return False
-        self._count += 1
-        self._last_s = now
-        return True
-
-    def is_over(self, now: float) -> bool:
-        return self._count < FIGHT_LIMIT or now - self._last_s > 2 * TRUCE_S
-
-
-class _Keeper:
-    """What lives as long as the thread: bus, watches, timers. Made on its loop."""
-
-    def __init__(
-        self, look: Callable[[], Coroutine[Any, Any, None]], again: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        self._look = look
-        self._again = again
-        self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
-        self.lock = asyncio.Lock()
-        self.fight = _Fight()
-        self.rival = ""
-        self.claim: socket.socket | None = None
-        self.bus = SystemBus()
-        self.bus.on_owner = lambda name: self._later(self._again)
-        self.bus.on_lost = lambda: self._later(self._again, RETRY_S)
-        self.bus.on_properties = lambda: self._later(self._look)
-        self._files = FileWatch(lambda: self._later(self._look, 0.0))
-        self._timers: dict[Any, asyncio.TimerHandle] = {}
-        self._tasks = Tasks(log)
-        self._is_bus_watched = False
-        self.pause_s = LOOK_S
-        self._pulse = self._loop.call_later(LOOK_S, self._beat)
-
-    async def watch_bus(self) -> None:
-        if self.bus.is_there and not self._is_bus_watched:
-            with contextlib.suppress(HullError):
-                await self.bus.watch((RESOLVED, NETWORK_MANAGER))
-                self._is_bus_watched = True
-
-    def watch_files(self, paths: Sequence[Path]) -> None:
-        self._files.set(paths)
-
-    def retry(self) -> None:
-        self._later(self._again, RETRY_S)
-
-    def close(self) -> None:
-        self._pulse.cancel()
-        for timer in self._timers.values():
-            timer.cancel()
-        self._tasks.cancel()
-        self._files.close()
-        self.bus.close()
-
-    def _beat(self) -> None:
-        self._pulse = self._loop.call_later(self.pause_s, self._beat)
-        self._later(self._look, 0.0)
-
-    def _later(self, work: Callable[[], Coroutine[Any, Any, None]], delay_s: float = SETTLE_S) -> None:
-        """Once, however often it is asked for meanwhile; at the earliest of the times asked for."""
-        waiting = self._timers.get(work)
-        if waiting is None or waiting.when() > self._loop.time() + delay_s:
-            if waiting is not None:
-                waiting.cancel()
-            self._timers[work] = self._loop.call_later(delay_s, self._start, work)
-
-    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._timers.pop(work, None)
-        self._tasks.spawn(work())

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.netlab import wait_for
+from harness.nodes import TsdNode
 from harness.routerlab import EXIT, INTERNET, LAN4, LAN6, RouterLab
 from harness.sockets import shout
 
@@ -179,3 +180,28 @@ def test_f09_strict_reverse_paths_do_not_cut_the_client_off(net: RouterLab) -> N
         for name in ("all", "eth0"):
             net.lab.run(net.c.namespace, "sysctl", "-qw", f"net.ipv4.conf.{name}.rp_filter=0")
         net.c.call("up")
+
+
+def test_a_userspace_node_as_exit_node_and_subnet_router(
+    net: RouterLab, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It goes on by the sockets of its host, which is the Internet host here; so that one sees itself."""
+    host, behind = net.i, "198.51.100.9"
+    net.lab.run(host, "ip", "addr", "add", behind, "dev", "lo")
+    node = TsdNode(net.lab, host, tmp_path_factory.mktemp("u") / "u", "u")
+    node.start()
+    try:
+        node.up(net.coord.url, net.coord.auth_key(), "--advertise-routes=198.51.100.0/24", "--advertise-exit-node")
+        net.coord.call("nodes.approve-routes", node="u", routes=["198.51.100.0/24", *EXIT])
+        assert net.who(behind, behind) == behind
+        wait_for(lambda: (net.c.peer("u") or {}).get("ExitNodeOption"), 20, "the offer")
+        net.c.call("set", "--exit-node=u")
+        with Talker(net) as talker:
+            for version in (4, 6):
+                assert net.who(INTERNET[version], INTERNET[version]) == INTERNET[version], node.tail()
+        assert talker.leaks == []
+    finally:
+        net.c.call("set", "--exit-node=")
+        node.call("logout", check=False)
+        node.stop()
+        net.lab.run(host, "ip", "addr", "del", f"{behind}/32", "dev", "lo")

@@ -5,6 +5,7 @@ The times are printed; they are the product's promise on an idle machine, so onl
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -93,3 +94,29 @@ def test_a_program_that_undoes_it_again_and_again_is_named_and_gets_less_work(ne
 
 def _health(net: RouterLab) -> str:
     return " ".join(net.r.status()["Health"] or [])
+
+
+def test_f11_containers_that_come_and_go_cost_little(net: RouterLab) -> None:
+    """Interfaces, link-local addresses and routes of other tables: no new sockets, and little CPU time."""
+    assert net.r.process is not None
+    stat = f"/proc/{net.r.process.pid}/stat"
+
+    def cpu_s() -> float:
+        with open(stat) as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    churn = (
+        "for i in $(seq 50); do ip link add ve$i type veth peer name vp$i; ip link set ve$i up; ip link set vp$i up;"
+        " for j in 1 2 3 4; do ip route replace 198.18.$i.$j dev ve$i table 200; done; ip link del ve$i; sleep .1; done"
+    )
+    log_bytes = net.r.log.stat().st_size
+    before, began = cpu_s(), time.monotonic()
+    net.lab.run(net.r.namespace, "sh", "-c", churn, timeout_s=120)
+    time.sleep(1)
+    spent_s, took_s = cpu_s() - before, time.monotonic() - began
+    print(f"{spent_s:.2f} s of CPU time in {took_s:.1f} s")
+    said = net.r.log.read_text(errors="replace")[log_bytes:]
+    assert "rebind" not in said and "reason=link" not in said, said
+    assert spent_s < 0.3 * took_s
+    assert who_am_i(net.c.namespace, LAN_HOST[4]) == ROUTER[4]

@@ -175,7 +175,7 @@ class Engine(Views):
         """Stop everything; an ephemeral node logs out first."""
         if self.account.is_ephemeral and self.control is not None and self.account.has_node_key:
             await self.control.logout()
-        self.recollection.flush()
+        self.recollection.flush(is_in_sync=self.is_control_connected)
         self.account.close()
         self._drop_plane()
         self._stamps.save()

@@ -87,6 +87,19 @@ async def test_it_is_written_once_for_many_changes_and_seldom() -> None:
     assert len(writes) == 2, "nothing new was heard"
 
 
+async def test_the_end_of_a_run_confirms_it_while_control_is_heard() -> None:
+    disk = Disk()
+    async with disk.first_run(peer_json(2)) as lone:
+        kept = lone.engine.recollection
+        kept._stop_timer()
+        await recollection.in_slices(kept._save())
+        disk.clock.advance(86400)
+        lone.engine.on_connected(True)
+    disk.clock.advance(120)
+    async with disk.next_run() as lone:
+        assert lone.engine.health.argument(WARNING, "age") == "2 minutes"
+
+
 @pytest.mark.parametrize("raw", [b"", b"\0" * 100, b"{}", b"\x28\xb5\x2f\xfd rest"])
 async def test_a_damaged_file_is_a_line_in_the_log_and_gone(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk()

@@ -129,9 +129,9 @@ class Recollection:
         self._timer = None
         self._spawn(in_slices(self._save()))
 
-    def flush(self) -> None:
-        """Write what waits to be written, at once."""
-        if self._timer is not None:
+    def flush(self, is_in_sync: bool = False) -> None:
+        """Write what waits to be written, at once; when control is heard, also that all is as it was."""
+        if self._timer is not None or (is_in_sync and self._has_saved):
             self._stop_timer()
             for _ in self._save():
                 pass

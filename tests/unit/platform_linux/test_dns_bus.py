@@ -18,6 +18,7 @@ from harness.resolvers import BUS_CONFIG
 from tsd.base.errors import HullError
 from tsd.hull import DnsConfig
 from tsplatform.linux.dns import file, system
+from tsplatform.linux.dns.bus import is_in_our_network
 from tsplatform.linux.dns.choose import MISWIRED, HostSurveyor
 from tsplatform.linux.dns.system import SystemNames
 
@@ -142,3 +143,14 @@ def test_a_manager_that_comes_is_asked_and_one_that_goes_is_left(bed: Bed) -> No
     while b"100.100.100.100" not in bed.path.read_bytes():
         assert time.monotonic() < deadline, bed.names.describe()
         time.sleep(0.05)
+
+
+def test_services_of_another_network_do_not_count(bed: Bed) -> None:
+    """A bus that was lent to a container, and one of the host's that `ip netns exec` left in sight."""
+    assert is_in_our_network(os.getpid()) and not is_in_our_network(1 << 30)
+    if os.geteuid() == 0 and shutil.which("unshare"):
+        stranger = bed.start("unshare", "-n", "sleep", "30")
+        deadline = time.monotonic() + 20
+        while is_in_our_network(stranger.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

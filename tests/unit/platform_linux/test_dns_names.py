@@ -237,6 +237,22 @@ def test_only_one_daemon_of_a_host_sets_up_names(bed: Bed) -> None:
     assert bed.path.read_bytes() == ORIGINAL
 
 
+def test_who_had_to_wait_takes_over_and_says_so_once(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeper, "RETRY_S", 0.1)
+    other = bed.new_names(bed.folder.parent)
+    bed.names.apply(MAGIC)
+    with pytest.raises(HullError, match="another tsd"):
+        other.apply(MAGIC)
+    time.sleep(0.5)
+    bed.names.revert()
+    eventually(lambda: other.describe()["Mode"] == "direct", "not taken over")
+    assert not [record for record in caplog.records if "another tsd" in record.getMessage()]
+    other.revert()
+    assert bed.path.read_bytes() == ORIGINAL
+
+
 def test_a_folder_that_keeps_nothing_changes_nothing(bed: Bed) -> None:
     names = bed.new_names(bed.folder / "no-such")
     with pytest.raises(HullError, match="keep"):

@@ -111,7 +111,7 @@ class SystemBus:
             pid = (await self.call(_BUS, _BUS_PATH, _BUS, "GetConnectionUnixProcessID", "s", [service]))[0]
         except BusError:
             return False
-        return _is_in_our_network(int(pid))
+        return is_in_our_network(int(pid))
 
     async def _connected(self) -> MessageBus:
         from dbus_fast.aio import MessageBus
@@ -160,8 +160,11 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, Variant) else value
 
 
-def _is_in_our_network(pid: int) -> bool:
+def is_in_our_network(pid: int) -> bool:
+    """Not when there is no such process here: the bus is another host's, lent to a container."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
+    except FileNotFoundError:
+        return False
     except OSError:
         return True

@@ -238,10 +238,12 @@ class SystemNames:
         await self._reconcile_quietly()
 
     async def _reconcile_quietly(self) -> None:
+        known = self._trouble
         try:
             await self._reconcile()
         except HullError as err:
-            log.warning("names: %s", err)
+            if str(err) != known:
+                log.warning("names: %s", err)
 
     def _what(self) -> str:
         return str(self._path) if self._choice.mode is not Mode.RESOLVED else "the settings in systemd-resolved"

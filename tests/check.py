@@ -1,8 +1,8 @@
 """`make test`: every check in one go; the last line counts the tests.
 
-1. ruff, mypy --strict, import-linter. 2. All tests on uvloop: those that only compute in parallel, those that need
-the machine (root, namespaces, third-party peers) one after the other. 3. The tests that depend on the event loop again
-on asyncio. Standard library only; exit code 1 when anything failed.
+1. ruff, mypy --strict, import-linter. 2. All tests on uvloop: those that only compute, then those that need the machine
+(root, namespaces, third-party peers). 3. The tests that depend on the event loop again on asyncio. Files run side by
+side: each has namespaces and ports of its own. Standard library only; exit code 1 when anything failed.
 """
 
 from __future__ import annotations
@@ -61,19 +61,13 @@ def lint(name: str, command: tuple[str, ...]) -> bool:
 
 def run_tests(paths: list[str], not_soak: str, counts: Counter[str]) -> list[str]:
     workers = str(min(4, os.cpu_count() or 1))
-    runs: list[tuple[str, dict[str, str], list[str]]] = [
-        (
-            "tests on uvloop",
-            {"TSD_LOOP": "uvloop"},
-            ["-n", workers, "--dist=loadfile", "-m", f"not ({ALONE}){not_soak}"],
-        ),
-        ("tests that need the machine", {"TSD_LOOP": "uvloop"}, ["-m", f"({ALONE}){not_soak}"]),
-        (
-            "loop-sensitive tests on asyncio",
-            {"TSD_LOOP": "asyncio"},
-            ["-n", workers, "--dist=loadfile", "--loop-sensitive", "-m", f"not ({ALONE}){not_soak}"],
-        ),
+    groups = [
+        ("tests on uvloop", "uvloop", ["-m", f"not ({ALONE}){not_soak}"]),
+        ("tests that need the machine", "uvloop", ["-m", f"({ALONE}){not_soak}"]),
+        ("loop-sensitive tests on asyncio", "asyncio", ["--loop-sensitive", "-m", f"not ({ALONE}){not_soak}"]),
     ]
+    side_by_side = ["-n", workers, "--dist=loadfile"]
+    runs = [(name, {"TSD_LOOP": loop}, [*side_by_side, *arguments]) for name, loop, arguments in groups]
     return [name for name, env, arguments in runs if not pytest(name, env, [*arguments, *paths], counts)]
 
 

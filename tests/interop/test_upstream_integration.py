@@ -30,7 +30,7 @@ TIMEOUT_S = 420
 @pytest.fixture
 def suite(tmp_path: Path) -> Iterator[GoSuite]:
     binary, cli = peer_binary("integration.test"), peer_binary("tailscale")
-    with NetLab("tsdG", "10.201.0") as lab:
+    with NetLab("tsdUi", "10.201.0") as lab:
         yield GoSuite(lab, tmp_path, binary=binary, daemon=launcher(tmp_path), cli=cli)
 
 

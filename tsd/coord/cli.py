@@ -151,10 +151,18 @@ def coord(context: click.Context, /, state: Path, verbose: bool, **flags: Any) -
         return
     with one_line_errors():
         settings = settings_from(state, flags)
+        logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
         logging.basicConfig(
             level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         run_server(settings)
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Not the garbage of port scanners, which aiohttp logs with a traceback each."""
+    from aiohttp.http_exceptions import BadHttpMessage
+
+    return record.exc_info is None or not isinstance(record.exc_info[1], BadHttpMessage)
 
 
 def settings_from(state: Path, flags: dict[str, Any]) -> Settings:

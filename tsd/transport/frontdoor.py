@@ -143,6 +143,10 @@ class _HeadReader(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
+        first = self._buffer.lstrip(b"\r\n")[:1]
+        if first and not first.isalpha():
+            self._refuse(400, "not an HTTP request" if self._is_tls else "this port speaks HTTP without TLS")
+            return
         if not _has_whole_head(self._buffer):
             if len(self._buffer) > MAX_HEAD_BYTES:
                 self._refuse(431, "request head too large")

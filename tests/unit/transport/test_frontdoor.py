@@ -86,6 +86,13 @@ async def test_refusal_and_garbage() -> None:
         assert b" 431 " in await door.talk(b"GET / HTTP/1.1\r\nA: " + b"a" * MAX_HEAD_BYTES)
 
 
+async def test_a_client_that_speaks_tls_to_a_plain_port_is_told_at_once() -> None:
+    async with Door() as door:
+        answer = await door.talk(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"without TLS" in answer
+        assert b"hello /late" in await door.talk(b"\r\nGET /late HTTP/1.0\r\n\r\n")
+
+
 async def test_close_ends_upgraded_connections() -> None:
     async with Door() as door:
         reader, writer = await asyncio.open_connection(str(door.at.ip), door.at.port)

@@ -43,6 +43,7 @@ class DnsDouble:
         self.answering = answering
         self.asked: list[tuple[str, str]] = []
         self.has_tcp = True
+        self.https_connections = 0
         self.text = ""
         self.port = 0
         self.https_port = 0
@@ -84,6 +85,7 @@ class DnsDouble:
             writer.close()
 
     async def _serve_https(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.https_connections += 1
         await Http2Server(_Bytes(reader, writer), self._https).serve()
 
     async def _https(self, request: Http2Request) -> None:

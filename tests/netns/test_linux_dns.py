@@ -336,6 +336,25 @@ def test_d05_a_local_resolver_that_asks_us_is_found_and_left_out(world: World) -
     assert box.resolv_conf().startswith("nameserver 127.0.0.1\n")
 
 
+def test_d08_a_file_that_is_mounted_over_the_host_s_is_rewritten_in_place(world: World) -> None:
+    """As `ip netns exec` and containers have it: a rename would escape to the host's own file."""
+    namespace = world.lab.add_host("m")
+    shield, host = ETC_NETNS / namespace / "resolv.conf", Path("/etc/resolv.conf")
+    shield.write_text(f"nameserver {world.x}\n")
+    before = (host.read_bytes(), host.stat().st_ino, shield.stat().st_ino)
+    node = TunTsdNode(world.lab, namespace, world.folder / "m", "m")
+    node.start()
+    node.up(world.coord.url, world.key)
+    wait_for(lambda: "100.100.100.100" in shield.read_text(), NOW_S, node.tail())
+    shield.write_text("nameserver 192.0.2.66\n")
+    started = time.monotonic()
+    wait_for(lambda: "100.100.100.100" in shield.read_text(), NOW_S, node.tail())
+    print(f"put back after {time.monotonic() - started:.2f} s")
+    node.stop()
+    assert shield.read_text() == "nameserver 192.0.2.66\n", "what stood there last is what comes back"
+    assert (host.read_bytes(), host.stat().st_ino, shield.stat().st_ino) == before
+
+
 # --- beside the real tailscaled
 
 

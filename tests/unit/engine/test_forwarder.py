@@ -18,6 +18,7 @@ import trustme
 from harness.dnsdouble import DnsDouble, reply_with
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.dns.publicdns import Provider
+from tsd.engine.names import doh
 from tsd.engine.names.dialer import Dialer
 from tsd.engine.names.forwarder import Answer, Surroundings
 from tsd.engine.names.resolver import Resolver
@@ -211,6 +212,31 @@ async def test_a_known_public_resolver_is_asked_over_https(authority: trustme.CA
         assert [over for over, _ in one.asked] == ["https"] * 3
         many = await asyncio.gather(*(answer(made, f"n{number}.example") for number in range(20)))
         assert all(found.transport == "https" for found in many)
+        made.close()
+
+
+async def test_an_idle_https_connection_is_closed_and_a_lost_one_made_anew(
+    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doh, "IDLE_S", 0.2)
+    async with doubles(X) as (one,):
+        await one.start_https(server_context(authority))
+        made = resolver("192.0.2.53", surroundings=https(one, authority))
+        for number in range(3):
+            assert (await answer(made, f"n{number}.example")).transport == "https"
+        assert one.https_connections == 1
+        await asyncio.sleep(1)
+        assert (await answer(made)).transport == "https" and one.https_connections == 2
+        made.close()
+
+
+@pytest.mark.parametrize("reply", [b"", b"\0" * 11, b"\0" * 70000, b"\xff" * 100])
+async def test_what_is_no_answer_over_https_is_a_failure(authority: trustme.CA, reply: bytes) -> None:
+    async with doubles(lambda query, over: reply) as (one,):
+        await one.start_https(server_context(authority))
+        only = Provider("https://dns.example/dns-query", True)
+        made = resolver("192.0.2.53", surroundings=https(one, authority, provider=only))
+        assert (await ask(made)).rcode() == dns.rcode.SERVFAIL
         made.close()
 
 

@@ -115,6 +115,7 @@ def test_n13_restarts_of_a_client_leave_its_expiry_alone() -> None:
         ("...", "node"),
         ("\x00\n", "node"),
         ("a-" * 40, ("a-" * 32)[:63]),
+        ("localhost.localdomain", "node"),
     ],
 )
 def test_n14_host_names_become_stable_labels(hostname: str, label: str) -> None:

@@ -368,6 +368,17 @@ async def test_u05_the_route_table_decides_for_each_target() -> None:
                 await engine.dialer.dial(host, 80)
 
 
+async def test_u05_localhost_is_this_machine_though_a_peer_is_called_so() -> None:
+    """As many phones are."""
+    async with lone_engine() as lone:
+        lone.names |= {host: [parse_ip("127.0.0.1")] for host in ("localhost", "LocalHost.", "x.localhost")}
+        lone.first_map(peer_json(2, Name="localhost.tail.example."))
+        for host in lone.names:
+            assert await lone.engine.dialer.addresses(host) == [parse_ip("127.0.0.1")], host
+        [address, _] = await lone.engine.dialer.addresses("localhost.tail.example")
+        assert str(address) == "100.64.0.2"
+
+
 async def test_u12_starting_and_stopping_leaves_nothing_behind() -> None:
     def resources() -> tuple[int, int, int]:
         gc.collect()

@@ -86,12 +86,11 @@ class Views:
         self.tailnet.members.learn_disco_key(handle, disco_key)
 
     def tailnet_addresses(self, name: str) -> list[IPAddress]:
-        return self.resolver.lookup(name)
+        return [] if _is_localhost(name) else self.resolver.lookup(name)
 
     async def resolve_upstream(self, name: str) -> list[IPAddress]:
         """Names for which control chose upstreams by those, everything else by the host."""
-        is_local = name.rstrip(".").lower() == "localhost"
-        if self.tailnet.wants_own_dns and self.resolver.configured_for(name) and not is_local:
+        if self.tailnet.wants_own_dns and self.resolver.configured_for(name) and not _is_localhost(name):
             return await self.resolver.addresses(name)
         found: list[IPAddress] = await self.options.resolve_host(name)
         return found
@@ -105,3 +104,8 @@ class Views:
 
     async def resolve_dns(self, query: bytes) -> bytes:
         return await self.resolver.query_for_peer(query)
+
+
+def _is_localhost(name: str) -> bool:
+    """This machine whatever others are called (RFC 6761, 6.3): no peer and no server may take its place."""
+    return f".{name.rstrip('.').lower()}".endswith(".localhost")

@@ -32,7 +32,7 @@ def label_for(hostname: str) -> str:
     plain = unicodedata.normalize("NFKD", first).encode("ascii", "ignore").decode().lower()
     dashed = re.sub(r"[ _@/]", "-", plain)
     kept = re.sub(r"[^a-z0-9-]", "", dashed).strip("-")[:MAX_LABEL].strip("-")
-    return kept or FALLBACK
+    return kept if kept not in ("", "localhost") else FALLBACK
 
 
 def unique_label(wanted: str, taken: Container[str]) -> str:

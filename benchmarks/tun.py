@@ -30,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
+from benchmarks.run import boost  # noqa: E402
 from harness.coordproc import CoordProcess  # noqa: E402
 from harness.headscale import ALLOW_ALL, Headscale, peer_binary  # noqa: E402
 from harness.netlab import NetLab, Process, sh, wait_for  # noqa: E402
@@ -279,7 +280,10 @@ def main() -> int:
     known = os.environ.get("TSD_BENCH_LIMIT")
     parser.add_argument("--limit", type=Path, default=Path(known) if known else None)
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "out" / "tun.json")
+    parser.add_argument("--boost", action="store_true", help="raise the priority of the whole run")
     options = parser.parse_args()
+    if options.boost:
+        boost()
     loads, found = [os.getloadavg()[0]], {}
     with running(options) as (lab, contenders):
         found = {one.name: [] for one in contenders}

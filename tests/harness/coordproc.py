@@ -20,7 +20,7 @@ from tsd.coord.server import CoordServer
 from tsd.coord.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_TIMEOUT_S = 20.0
+READY_TIMEOUT_S = 60.0
 
 
 class CoordProcess:

@@ -71,9 +71,9 @@ class RouterLab:
         return self.lab.address(namespace) if version == 4 else f"fd99::{self.lab.number(namespace)}"
 
     def start(self) -> RouterLab:
+        self.coord.start()
         self.c.launch()
         self.r.launch()
-        self.coord.start()
         key = self.coord.auth_key(reusable=True)
         self.c.wait_until_up()
         self.r.wait_until_up()

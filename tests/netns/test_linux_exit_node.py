@@ -19,6 +19,10 @@ from harness.sockets import shout
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 
+VIA = "fd7a:115c:a1e0:b1a:0:7:c633:6400"
+"""198.51.100.0 at site 7."""
+
+
 class Talker:
     """Somebody on the client who talks to the Internet and to his neighbours all the time."""
 
@@ -191,9 +195,16 @@ def test_a_userspace_node_as_exit_node_and_subnet_router(
     node = TsdNode(net.lab, host, tmp_path_factory.mktemp("u") / "u", "u")
     node.start()
     try:
-        node.up(net.coord.url, net.coord.auth_key(), "--advertise-routes=198.51.100.0/24", "--advertise-exit-node")
-        net.coord.call("nodes.approve-routes", node="u", routes=["198.51.100.0/24", *EXIT])
-        assert net.who(behind, behind) == behind
+        node.up(
+            net.coord.url,
+            net.coord.auth_key(),
+            f"--advertise-routes=198.51.100.0/24,{VIA}/120",
+            "--advertise-exit-node",
+        )
+        net.coord.call("nodes.approve-routes", node="u", routes=["198.51.100.0/24", f"{VIA}/120", *EXIT])
+        for target in (behind, f"{VIA[:-2]}09"):
+            assert net.who(target, behind) == behind, node.tail()
+            assert net.ping(net.c.namespace, target)
         wait_for(lambda: (net.c.peer("u") or {}).get("ExitNodeOption"), 20, "the offer")
         net.c.call("set", "--exit-node=u")
         with Talker(net) as talker:

@@ -18,8 +18,15 @@ CHROMEOS_VM = IPv4Network("100.115.92.0/23")
 """Inside `CGNAT`, but ChromeOS uses it for its own machines."""
 TAILSCALE_ULA = IPv6Network("fd7a:115c:a1e0::/48")
 _ULA_START = TAILSCALE_ULA.network_address.packed[:6]
+VIA_RANGE = IPv6Network("fd7a:115c:a1e0:b1a::/64")
+"""IPv4 networks of numbered sites, so that equal ones stay apart (4via6; tailscale: net/tsaddr/tsaddr.go, MapVia)."""
 QUAD_100 = IPv4Address("100.100.100.100")
 QUAD_100_V6 = IPv6Address("fd7a:115c:a1e0::53")
+
+
+def behind_via(ip: IPAddress) -> IPAddress:
+    """The IPv4 address that a 4via6 address stands for at its site; any other address itself."""
+    return IPv4Address(int(ip) & 0xFFFFFFFF) if isinstance(ip, IPv6Address) and ip in VIA_RANGE else ip
 
 
 class AddrPort(NamedTuple):

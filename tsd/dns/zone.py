@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 
-from tsd.base.addr import CGNAT, QUAD_100, QUAD_100_V6, TAILSCALE_ULA, IPAddress
+from tsd.base.addr import CGNAT, QUAD_100, QUAD_100_V6, TAILSCALE_ULA, VIA_RANGE, IPAddress
 
-VIA_RANGE = IPv6Network("fd7a:115c:a1e0:b1a::/64")
-"""IPv4 networks of numbered sites, so that equal ones stay apart (4via6; tailscale: net/tsaddr/tsaddr.go, MapVia)."""
 _VIA_ZONES = ("ts.net", "tailscale.net")
 _IPV4_IN_6 = IPv6Network("fd7a:115c:a1e0:ab12:4843:cd96:6200::/104")
 """IPv6 addresses of nodes that end in those of their 100.x address (tsaddr.go, Tailscale6to4)."""

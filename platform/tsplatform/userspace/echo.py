@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
+from tsd.base.addr import behind_via
 from tsd.netstack.events import EchoRequested
 from tsd.netstack.stack import Stack
 from tsd.packet.build import icmp_packet
@@ -48,7 +49,8 @@ class EchoForwarder:
         """Ask the real host; its answer is handed back as if it had answered the overlay directly."""
         if len(self._pending) >= _MAX_PENDING:
             return
-        is_v4 = event.target.version == 4
+        target = behind_via(event.target)
+        is_v4 = target.version == 4
         try:
             sock, is_raw = self._open(is_v4)
         except OSError as err:
@@ -63,9 +65,9 @@ class EchoForwarder:
         payload = bytes(parse(event.packet).payload)[4:]
         rest = sock.fileno().to_bytes(2, "big") + self._sequence.to_bytes(2, "big") + payload
         source = bytes(4) if is_v4 else bytes(16)
-        request = icmp_packet(source, event.target.packed, 8 if is_v4 else 128, 0, rest)[20 if is_v4 else 40 :]
+        request = icmp_packet(source, target.packed, 8 if is_v4 else 128, 0, rest)[20 if is_v4 else 40 :]
         try:
-            sock.sendto(request, (str(event.target), 0))
+            sock.sendto(request, (str(target), 0))
         except OSError:
             self._end(sock)
 
@@ -91,10 +93,11 @@ class EchoForwarder:
         except OSError:
             self._end(sock)
             return
-        if is_raw and event.target.version == 4:
+        target = behind_via(event.target)
+        if is_raw and target.version == 4:
             data = data[(data[0] & 15) * 4 :] if data else b""
-        wanted = 0 if event.target.version == 4 else 129
-        if len(data) < 8 or data[0] != wanted or source[0] != str(event.target):
+        wanted = 0 if target.version == 4 else 129
+        if len(data) < 8 or data[0] != wanted or source[0] != str(target):
             return  # a raw socket sees everything
         if is_raw and int.from_bytes(data[4:6], "big") != sock.fileno():
             return

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
-from tsd.base.addr import AddrPort
+from tsd.base.addr import AddrPort, behind_via
 from tsd.base.log import DropCounter
 from tsd.netstack.events import DatagramReceived, EchoRequested, SynReceived
 from tsd.netstack.stack import Stack
@@ -122,7 +122,7 @@ class Forwarder:
     def _host_target(self, local: AddrPort, is_own: bool) -> AddrPort:
         """Both families of our own addresses go to IPv4 loopback, except when only some ports are wanted."""
         if not is_own:
-            return local
+            return AddrPort(behind_via(local.ip), local.port)
         return AddrPort(LOOPBACK_V6 if self.only_ports and local.ip.version == 6 else LOOPBACK, local.port)
 
     # -- TCP ---------------------------------------------------------------------------------------------------

@@ -72,15 +72,12 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def test_a_healthy_node_has_no_finding(net: Lab) -> None:
-    def is_well() -> bool:
-        return all(net.doctor(node)["ok"] for node in (net.k, net.u))
-
-    wait_for(is_well, 60, f"all well:\n{net.doctor(net.k)}\n{net.doctor(net.u)}")
-    for node in (net.k, net.u):
+    for node, checks in ((net.k, {"routing", "firewall", "names", "rights"}), (net.u, set[str]())):
+        with contextlib.suppress(TimeoutError):
+            wait_for(lambda node=node: net.doctor(node)["findings"] == [], 60)  # type: ignore[misc]
         found = net.doctor(node, code=0)
-        assert found["findings"] == [], found
-        assert {"daemon", "state", "control", "relays", "udp", "clock"} <= set(found["passed"]), found
-    assert {"routing", "firewall", "names", "rights"} <= set(net.doctor(net.k)["passed"])
+        assert found["findings"] == [], f"{found}\n{node.tail()}"
+        assert {"daemon", "state", "control", "relays", "udp", "clock"} | checks <= set(found["passed"]), found
 
 
 def test_full_sized_packets_are_asked_of_a_direct_peer(net: Lab) -> None:
@@ -126,9 +123,14 @@ def test_no_daemon_and_a_dead_one(net: Lab) -> None:
 
 
 def test_an_interface_set_down_by_hand(net: Lab) -> None:
-    with _undone(net, net.k, "ip link set tsd0 down", "ip link set tsd0 up"):
-        found = net.faults(net.k, "--network=false")
-        assert found["device"]["fix"] == "ip link set tsd0 up"
+    fix = "ip link set tsd0 up"
+
+    def is_told() -> bool:
+        net.sh(net.k, "ip link set tsd0 down")  # a repair that was under way may have set it up again
+        return net.faults(net.k, "--network=false").get("device", {}).get("fix") == fix
+
+    with _undone(net, net.k, "true", fix):
+        wait_for(is_told, 30, "the finding")
     wait_for(lambda: not net.faults(net.k, "--network=false"), 60, "everything put back")
 
 
@@ -164,26 +166,31 @@ def test_f10_forwarding_off_with_advertised_routes(net: Lab) -> None:
 
 
 def test_the_resolver_file_in_other_hands(net: Lab) -> None:
-    """Written again and again, faster than tsd puts it back."""
+    """Written again and again; tsd puts its own back. Either what does not resolve or the fight itself is named."""
     stop = threading.Event()
     path = f"/etc/netns/{net.k.namespace}/resolv.conf"
 
     def write() -> None:
-        while not stop.wait(0.05):
+        while not stop.wait(0.02):
             Path(path).write_text("# by a script\nnameserver 192.0.2.1\noptions timeout:1 attempts:1\n")
 
+    def told() -> dict[str, str] | None:
+        found = net.faults(net.k, "--network=false")
+        return next(
+            (one for check, one in found.items() if check == "names" or "dns" in check or "resolv" in check), None
+        )
+
+    seen: list[dict[str, str] | None] = []
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        wait_for(lambda: "names" in net.faults(net.k, "--network=false"), 30, "the fault")
-        found = net.faults(net.k, "--network=false")
+        wait_for(lambda: seen.append(told()) or seen[-1], 60, "the fault")
     finally:
         stop.set()
         thread.join()
-    if "names" in found:
-        assert net.k.status()["Self"]["DNSName"].rstrip(".") in found["names"]["cause"]
-        assert "--accept-dns=false" in found["names"]["fix"]
-    wait_for(lambda: not net.faults(net.k, "--network=false"), 60, "the names are back")
+    assert seen[-1] is not None and seen[-1]["layer"] == "hull"
+    assert "resolv.conf" in seen[-1]["cause"], seen
+    wait_for(lambda: "names" not in net.faults(net.k, "--network=false"), 60, "the names are back")
 
 
 def test_the_control_server_by_layer(net: Lab) -> None:

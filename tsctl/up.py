@@ -159,6 +159,8 @@ class _Up:
         for setting in UP_SETTINGS:
             if setting.name in ("advertise-exit-node", "advertise-routes"):
                 setting.write(wanted, values[setting.name])
+        if not self.current.get("ControlURL") and not self.parsed.flag("reset"):
+            self._keep_early(wanted)
         wanted["WantRunning"], wanted["LoggedOut"] = True, False
         if self.nickname:
             wanted["ProfileName"] = self.nickname
@@ -166,6 +168,13 @@ class _Up:
         if keeps_operator and user_name() and not self.parsed.flag("reset"):
             wanted["OperatorUser"] = user_name()
         return wanted
+
+    def _keep_early(self, wanted: Prefs) -> None:
+        """What `set` said before the first login stays: no command can be demanded that the user gave already."""
+        said = {pref for setting in UP_SETTINGS if self._is_mentioned(setting.name) for pref in setting.prefs}
+        for setting in UP_SETTINGS:
+            if setting.name != "login-server" and said.isdisjoint(setting.prefs):
+                wanted.update({pref: self.current[pref] for pref in setting.prefs if pref in self.current})
 
     def _is_simple(self) -> bool:
         """No settings mentioned, and logged in: bring up what there is."""

@@ -79,6 +79,19 @@ def test_a_login_that_names_no_settings_keeps_them(tsctl, backend: FakeBackend, 
     assert started["UpdatePrefs"]["ControlURL"] == "http://control.example"
 
 
+def test_settings_from_before_the_first_login_stay(tsctl, backend: FakeBackend) -> None:
+    backend.current |= {"ControlURL": "", "Hostname": "early", "RouteAll": True, "AdvertiseRoutes": ["10.0.0.0/8"]}
+    backend.state = schema.NEEDS_LOGIN
+    tsctl("up", SERVER, "--accept-dns=false", "--auth-key=k", "--timeout=1s")
+    prefs = calls_named(backend, "start")[-1]["UpdatePrefs"]
+    assert (prefs["Hostname"], prefs["RouteAll"], prefs["CorpDNS"]) == ("early", True, False)
+    assert prefs["AdvertiseRoutes"] == ["10.0.0.0/8"] and prefs["ControlURL"] == "http://control.example"
+    backend.current |= {"ControlURL": ""}
+    backend.state = schema.NEEDS_LOGIN
+    tsctl("up", SERVER, "--reset", "--auth-key=k", "--timeout=1s")
+    assert calls_named(backend, "start")[-1]["UpdatePrefs"]["Hostname"] == ""
+
+
 def test_reset_puts_the_rest_to_defaults(tsctl, backend: FakeBackend) -> None:
     backend.current |= {"Hostname": "x", "ProfileName": "nick"}
     assert tsctl("up", SERVER, "--reset").code == 0

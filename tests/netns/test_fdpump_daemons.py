@@ -34,6 +34,11 @@ pytestmark = [
 
 
 class StallingNode(TunTsdNode):
+    mtu_bytes = 1280
+
+    def flags(self) -> list[str]:
+        return [*super().flags(), f"--mtu={self.mtu_bytes}"]
+
     def daemon_words(self) -> list[str]:
         return [sys.executable, "-m", "harness.stallingtsd"]
 
@@ -218,3 +223,28 @@ def test_logout_and_login_again(pair: Pair) -> None:
     sent = pair.counters(pair.near)["udp4_datagrams_sent"]
     assert pair.pings("-c", "20", "-i", "0.1", "-W", "1") >= 18
     assert pair.counters(pair.near)["udp4_datagrams_sent"] >= sent + 15
+
+
+def test_f12_a_narrow_path_carries_bulk_data_when_one_side_says_so(pair: Pair) -> None:
+    """Every datagram above 1200 bytes vanishes without a word; `--mtu` of one side makes both send less."""
+    near = pair.near
+    assert isinstance(near, StallingNode)
+    near.stop()
+    near.mtu_bytes = 1100
+    near.start()
+    for node in (near, pair.far):
+        for line in (
+            "add table ip narrow",
+            "add chain ip narrow in { type filter hook input priority 0; }",
+            "add rule ip narrow in udp dport 41641 meta length > 1200 drop",
+        ):
+            pair.lab.run(node.namespace, "nft", line)
+    try:
+        pair.wait_for_path("via 10.")
+        for flags in ((), ("-R",)):
+            moved = pair.iperf("-n", "4M", *flags)["end"]["sum_received"]["bytes"]
+            assert moved > 2 << 20, (flags, moved)
+        assert "mtu 1100" in pair.lab.run(near.namespace, "ip", "link", "show", "tsd0")
+    finally:
+        for node in (near, pair.far):
+            pair.lab.run(node.namespace, "nft", "delete table ip narrow")

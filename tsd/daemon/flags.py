@@ -19,8 +19,8 @@ from tsd.daemon.config import ConfigFile, load_config
 
 MEMORY_STATE = "mem:"
 USERSPACE_TUN = "userspace-networking"
-MTU_BYTES, MOST_MTU_BYTES = 1280, 9000
-"""The smallest that IPv6 allows is what every path of the internet can carry inside WireGuard and IPv6."""
+LEAST_MTU_BYTES, MTU_BYTES, MOST_MTU_BYTES = 576, 1280, 9000
+"""1280 is the smallest that IPv6 allows; nearly every path can carry it inside WireGuard and IPv6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ _FLAGS = (
     _Flag("statedir", "folder for the state file, certificates and received files"),
     _Flag("socket", "path of the LocalAPI's Unix socket"),
     _Flag("port", "UDP port for WireGuard; 0 = 41641 if free, else any"),
-    _Flag("mtu", f"largest packet inside the tunnel, {MTU_BYTES} to {MOST_MTU_BYTES}; the path needs 80 more"),
+    _Flag("mtu", f"largest packet in the tunnel, {LEAST_MTU_BYTES} to {MOST_MTU_BYTES}; no IPv6 below {MTU_BYTES}"),
     _Flag("socks5-server", "[address]:port to serve SOCKS5 on"),
     _Flag("outbound-http-proxy-listen", "[address]:port to serve an HTTP proxy on; may equal --socks5-server"),
     _Flag("verbose", "0 = changes users see, 1 = details, 2 = every packet"),
@@ -219,8 +219,8 @@ def _port(text: str) -> int:
 
 def _mtu(text: str) -> int:
     mtu_bytes = _number("mtu", text)
-    if not MTU_BYTES <= mtu_bytes <= MOST_MTU_BYTES:
-        raise ConfigError(f"invalid value {text!r} for -mtu: want {MTU_BYTES} to {MOST_MTU_BYTES}")
+    if not LEAST_MTU_BYTES <= mtu_bytes <= MOST_MTU_BYTES:
+        raise ConfigError(f"invalid value {text!r} for -mtu: want {LEAST_MTU_BYTES} to {MOST_MTU_BYTES}")
     return mtu_bytes
 
 

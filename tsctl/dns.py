@@ -189,7 +189,7 @@ def _query(context: ctx.Context, parsed: Parsed) -> None:
     except (ValueError, IndexError, AttributeError):
         raise Failure("the daemon's DNS reply does not parse") from None
     resolvers = found.get("Resolvers") or []
-    who = found.get("AnsweredBy") or {}
+    who, failure = found.get("AnsweredBy") or {}, str(found.get("Failure") or "")
     code = "RCode" + (_RCODES[rcode] if rcode < len(_RCODES) else str(rcode))
     if parsed.flag("json"):
         value: dict[str, Any] = {"Name": name, "QueryType": qtype}
@@ -197,6 +197,8 @@ def _query(context: ctx.Context, parsed: Parsed) -> None:
             value["Resolvers"] = resolvers
         if who:
             value["AnsweredBy"] = who
+        if failure:
+            value["Failure"] = failure
         ctx.out(ctx.to_json({**value, "ResponseCode": code, "Answers": answers}))
         return
     ctx.out(f"DNS query for {ctx.quoted(name)} ({qtype}) using the node's own resolver:\n")
@@ -204,6 +206,8 @@ def _query(context: ctx.Context, parsed: Parsed) -> None:
         ctx.out(f"Forwarding to resolver: {address}")
     if who:
         ctx.out(f"Answered by: {who.get('Addr')} over {who.get('Transport')}")
+    if failure:
+        ctx.out(f"Not answered: {failure}")
     ctx.out(f"\nResponse code: {code}\n")
     if not answers:
         ctx.out("No answers.")

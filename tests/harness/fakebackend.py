@@ -364,12 +364,12 @@ class FakeBackend(OptionalBackend):
         }
         return {"Nameservers": ["192.0.2.1"], "SearchDomains": ["lan"], "MatchDomains": [], "Manager": manager}
 
-    async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json], Json | None]:
+    async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json], Json]:
         labels = b"".join(bytes([len(label)]) + label.encode() for label in name.rstrip(".").split(".")) + b"\0"
         question = labels + b"\0\x01\0\x01"
         answer = b"\xc0\x0c\0\x01\0\x01\0\0\x02\x58\0\x04" + bytes([100, 64, 0, 2])
         reply = b"\0\x01\x81\x80\0\x01\0\x01\0\0\0\0" + question + answer
-        return reply, [{"Addr": "192.0.2.53"}], {"Addr": "192.0.2.53", "Transport": "udp"}
+        return reply, [{"Addr": "192.0.2.53"}], {"AnsweredBy": {"Addr": "192.0.2.53", "Transport": "udp"}}
 
     def profiles(self) -> list[Json]:
         return list(self.stored_profiles)

@@ -80,8 +80,8 @@ class LocalBackend(Protocol):
     def dns_os_config(self) -> Json:
         """Raises TsdError."""
 
-    async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json], Json | None]:
-        """(reply, who could be asked, who answered: Addr and Transport). Raises `ApiError`."""
+    async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json], Json]:
+        """(reply, who could be asked, AnsweredBy with Addr and Transport or Failure in words). Raises `ApiError`."""
 
     def profiles(self) -> list[Json]: ...
 

@@ -341,7 +341,7 @@ class EngineBackend(OptionalBackend):
         found: Json = {"Nameservers": dns.base_resolvers(), "SearchDomains": [], "MatchDomains": []}
         return found | {"Manager": dns.describe()}
 
-    async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json], Json | None]:
+    async def dns_query(self, name: str, qtype: str) -> tuple[bytes, list[Json], Json]:
         from tsd.dns import wire  # slow to import, and most runs never ask
 
         try:
@@ -349,8 +349,10 @@ class EngineBackend(OptionalBackend):
         except DecodeError as err:
             raise ApiError(400, err.reason) from None
         answer = await self._engine.resolver.ask(query, over_tcp=True)
-        who = {"Addr": answer.upstream, "Transport": answer.transport} if answer.upstream else None
-        return answer.wire, self._engine.resolver.resolvers_json(name), who
+        told: Json = {"Failure": answer.failure} if answer.failure else {}
+        if answer.upstream:
+            told = {"AnsweredBy": {"Addr": answer.upstream, "Transport": answer.transport}}
+        return answer.wire, self._engine.resolver.resolvers_json(name), told
 
     def cert_domains(self) -> list[str] | None:
         netmap = self._engine.tailnet.netmap

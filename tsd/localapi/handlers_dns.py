@@ -24,9 +24,9 @@ async def dns_query(call: Call) -> Response:
     if qtype not in DNS_QUERY_TYPES:
         return text(400, f"unknown DNS message type: {call.value('type')}")
     async with call.connection.until_gone():
-        reply, resolvers, who = await call.backend.dns_query(name, qtype)
+        reply, resolvers, told = await call.backend.dns_query(name, qtype)
     found = {"Bytes": base64.b64encode(reply).decode(), "Resolvers": resolvers}
-    return compact(found | ({"AnsweredBy": who} if who else {}))
+    return compact(found | told)
 
 
 ENDPOINTS = (

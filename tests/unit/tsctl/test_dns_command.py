@@ -51,3 +51,13 @@ def test_query_says_who_answered(tsctl: Any) -> None:
     said = tsctl("dns", "query", "b").out
     assert "Forwarding to resolver: 192.0.2.53" in said and "Answered by: 192.0.2.53 over udp" in said
     assert json.loads(tsctl("dns", "query", "--json", "b").out)["AnsweredBy"]["Transport"] == "udp"
+
+
+def test_query_says_why_nobody_answered(tsctl: Any, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failed(name: str, qtype: str) -> tuple[bytes, list[Any], dict[str, Any]]:
+        return b"\0\x01\x81\x82" + bytes(8), [{"Addr": "192.0.2.53"}], {"Failure": "192.0.2.53: Connection refused"}
+
+    monkeypatch.setattr(backend, "dns_query", failed)
+    said = tsctl("dns", "query", "b").out
+    assert "Not answered: 192.0.2.53: Connection refused" in said and "RCodeServerFailure" in said
+    assert json.loads(tsctl("dns", "query", "--json", "b").out)["Failure"]

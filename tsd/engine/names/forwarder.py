@@ -33,11 +33,12 @@ MAX_JOINED = 4096
 
 
 class Answer(NamedTuple):
-    """`upstream` and `transport` say who answered; empty when the reply is our own."""
+    """`upstream` and `transport` say who answered; empty when the reply is our own. `failure`: why nobody did."""
 
     wire: bytes
     upstream: str = ""
     transport: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,10 @@ class Forwarder:
             return answer
         if not race.answered:
             self.on_failing(", ".join(dict.fromkeys(target.text for target in targets)))
+        reasons = "; ".join(race.reasons)
         if race.is_only_refused and race.refused is not None:
-            return Answer(race.refused)
-        return Answer(race.servfail) if race.servfail is not None else _failure(query, "; ".join(race.reasons))
+            return Answer(race.refused, failure=reasons)
+        return Answer(race.servfail, failure=reasons) if race.servfail is not None else _failure(query, reasons)
 
     async def _race(
         self, targets: list[Upstream], query: bytes, over_tcp: bool, suffix: str, race: _Race
@@ -228,4 +230,5 @@ def _judged(task: asyncio.Task[Answer], race: _Race) -> Answer | None:
 
 
 def _failure(query: bytes, reason: str) -> Answer:
-    return Answer(message.refusal(query, message.SERVFAIL, message.EDE_NO_REACHABLE, reason))
+    wire = message.refusal(query, message.SERVFAIL, message.EDE_NO_REACHABLE, reason)
+    return Answer(wire, failure=reason)

@@ -119,7 +119,12 @@ def get_command(context: ctx.Context) -> Command:
             raise UsageError(f"too many arguments: [{words}]")
         wanted = parsed.args[0] if parsed.args else "all"
         if wanted == "all":
-            _show_all({one.name: one.read(prefs, status) for one in SET_SETTINGS}, parsed)
+            values = {one.name: one.read(prefs, status) for one in SET_SETTINGS}
+            if values["netfilter-backend"] == "auto":
+                del values[
+                    "netfilter-backend"
+                ]  # scripts of the field do not know it
+            _show_all(values, parsed)
             return
         _show_one(wanted, prefs, status, parsed)
 

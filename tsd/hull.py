@@ -254,7 +254,8 @@ class Hull:
 
     async def report(self) -> dict[str, Any]:
         """For `tsctl doctor`: what this hull is, and the facts of the host that only it can read."""
-        return {"Kind": self.kind, "Device": self.tun.name, "FallbackBecause": self.fallback_because}
+        named = {"Kind": self.kind, "Device": self.tun.name, "MtuBytes": self.tun.mtu_bytes}
+        return named | {"FallbackBecause": self.fallback_because}
 
     def verify(self) -> None:
         """Compare the host with what it should be and repair, soon."""

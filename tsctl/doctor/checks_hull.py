@@ -11,8 +11,8 @@ from tsctl.doctor.verdict import NOTE, Check, Finding, Skipped
 
 NETFILTER_ON = 2
 OWN_RANGES = tuple(ip_network(text) for text in ("100.64.0.0/10", "fd7a:115c:a1e0::/48"))
-SMALLEST_MTU_BYTES = 1280 + 80
-"""A full packet of the tailnet in WireGuard, UDP and IPv6."""
+AROUND_BYTES = 80
+"""WireGuard, UDP and IPv6 around a packet of the tailnet."""
 MAKE_TUN = (
     "modprobe tun; or mkdir -p /dev/net && mknod /dev/net/tun c 10 200; in a container: --device=/dev/net/tun"
     " --cap-add=NET_ADMIN; or run with --tun=userspace-networking"
@@ -181,13 +181,12 @@ def cgnat(facts: Facts) -> Iterator[Finding]:
 def mtu(facts: Facts) -> Iterator[Finding]:
     if not facts.box.is_same_network:
         raise Skipped("the daemon lives in another network namespace")
+    needed = facts.daemon.mtu_bytes + AROUND_BYTES
     for name in facts.box.default_interfaces:
         size = facts.box.mtu_bytes.get(name, 0)
-        if 0 < size < SMALLEST_MTU_BYTES:
-            cause = f"the MTU of {name} is {size}: full packets of the tailnet need {SMALLEST_MTU_BYTES}"
-            fix = (
-                f"ip link set {name} mtu {SMALLEST_MTU_BYTES} or more; if it is a tunnel itself, raise what it runs on"
-            )
+        if 0 < size < needed:
+            cause = f"the MTU of {name} is {size}: full packets of the tailnet need {needed}"
+            fix = f"ip link set {name} mtu {needed} or more; if that cannot be, tsd --mtu={size - AROUND_BYTES}"
             yield Finding("network", cause, fix)
 
 

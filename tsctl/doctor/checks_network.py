@@ -118,7 +118,8 @@ def paths(facts: Facts) -> Iterator[Finding]:
     for path in facts.paths:
         if path.small_ok and not path.full_ok:
             cause = f"full-sized packets to {path.peer} ({path.endpoint}) vanish, small ones arrive: an MTU black hole"
-            fix = "let ICMP `fragmentation needed` through, or raise the MTU on the way (PPPoE, VPN, tunnel) to 1360"
+            needed = facts.daemon.mtu_bytes + 80
+            fix = f"let ICMP `fragmentation needed` through, raise the MTU on the way to {needed}, or lower tsd's --mtu"
             yield Finding("network", cause, fix)
 
 

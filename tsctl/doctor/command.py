@@ -66,7 +66,8 @@ def gather(context: ctx.Context, *, with_network: bool = True) -> Facts:
         time.sleep(SECOND_LOOK_S)  # it may have started just now
         facts.daemon.report = _report(context) or report
     if with_network and is_running:
-        facts.paths = probes.probe_paths(ctx.peers_of(facts.daemon.status), lambda ip, size: _ping(context, ip, size))
+        peers = ctx.peers_of(facts.daemon.status)
+        facts.paths = probes.probe_paths(peers, lambda ip, size: _ping(context, ip, size), facts.daemon.mtu_bytes)
     return facts
 
 

@@ -12,6 +12,9 @@ ABSENT, REFUSED, DENIED, SILENT, FOREIGN = "absent", "refused", "denied", "silen
 """Why no daemon answers: no socket, nobody listens, no permission, no answer in time, not the LocalAPI."""
 
 
+USUAL_MTU_BYTES = 1280
+
+
 @dataclass
 class DaemonFacts:
     """What answers on the socket, and what it says."""
@@ -42,6 +45,12 @@ class DaemonFacts:
     def hull(self) -> dict[str, Any]:
         found = self.report.get("Hull")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def mtu_bytes(self) -> int:
+        """The largest packet of the tailnet here."""
+        found = self.hull.get("MtuBytes")
+        return found if isinstance(found, int) and found > 0 else USUAL_MTU_BYTES
 
     @property
     def has_device(self) -> bool:

@@ -20,8 +20,8 @@ from tsd.localapi.schema import CAPABILITY_VERSION
 
 LIMIT_S = 4.0
 PING_LIMIT_S = 3.0
-FULL_DATAGRAM_BYTES = 1280 + 32
-"""A full packet of the tailnet as a WireGuard datagram."""
+WIREGUARD_BYTES = 32
+"""What a packet of the tailnet grows by as a datagram."""
 MOST_RELAYS, MOST_PATHS = 6, 2
 _SO_MARK = 36
 _CERTIFICATE = {9: "not-yet-valid", 10: "expired", 62: "other-name", 64: "other-name"}
@@ -253,15 +253,17 @@ def _reach_relay(node: dict[str, Any], mark: int) -> Reached:
 # --- paths
 
 
-def probe_paths(peers: list[dict[str, Any]], ping: Callable[[str, int], dict[str, Any] | None]) -> list[PathFacts]:
-    """Peers with a live direct path, asked twice. `ping(address, size)` is None when nothing came in time."""
+def probe_paths(
+    peers: list[dict[str, Any]], ping: Callable[[str, int], dict[str, Any] | None], mtu_bytes: int
+) -> list[PathFacts]:
+    """Peers with a live direct path, asked small and full-sized; `ping(address, size)` is None: no answer in time."""
     found = []
     active = [peer for peer in peers if peer.get("CurAddr") and peer.get("Active") and peer.get("TailscaleIPs")]
     for peer in active[:MOST_PATHS]:
         address, name = str(peer["TailscaleIPs"][0]), str(peer.get("DNSName") or "").partition(".")[0]
         endpoint, small_ok = _direct(ping(address, 0))
         if small_ok:
-            full_ok = any(_direct(ping(address, FULL_DATAGRAM_BYTES))[1] for _ in range(2))
+            full_ok = any(_direct(ping(address, mtu_bytes + WIREGUARD_BYTES))[1] for _ in range(2))
             found.append(PathFacts(name or address, endpoint, small_ok, full_ok))
     return found
 

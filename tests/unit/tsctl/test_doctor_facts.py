@@ -164,7 +164,7 @@ def test_paths_are_asked_small_then_full() -> None:
         asked.append((address, size))
         return None if size and address.endswith(".4") else {"Endpoint": "192.0.2.2:1"}
 
-    found = probe_paths(peers, ping)
+    found = probe_paths(peers, ping, 1280)
     assert [(one.peer, one.full_ok) for one in found] == [("a", True), ("c", False)]
     assert ("100.64.0.4", 1312) in asked
 

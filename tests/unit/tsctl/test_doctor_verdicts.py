@@ -278,6 +278,13 @@ def test_what_tsd_put_back_meanwhile_is_a_fault_too() -> None:
     assert [one.check for one in found] == ["routing"] and "put it back" in found[0].cause
 
 
+def test_a_smaller_tunnel_needs_less() -> None:
+    facts = healthy()
+    facts.box.mtu_bytes["eth0"] = 1280
+    facts.daemon.hull["MtuBytes"] = 1200
+    assert judge(facts, CHECKS).is_well
+
+
 def test_unreadable_is_not_off() -> None:
     facts = healthy()
     facts.box.sysctl.clear()

@@ -121,9 +121,7 @@ def get_command(context: ctx.Context) -> Command:
         if wanted == "all":
             values = {one.name: one.read(prefs, status) for one in SET_SETTINGS}
             if values["netfilter-backend"] == "auto":
-                del values[
-                    "netfilter-backend"
-                ]  # scripts of the field do not know it
+                del values["netfilter-backend"]  # scripts of the field do not know it
             _show_all(values, parsed)
             return
         _show_one(wanted, prefs, status, parsed)

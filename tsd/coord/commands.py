@@ -40,7 +40,11 @@ def keys_create(
             state, "keys.create", user=user, tags=wanted, reusable=reusable, ephemeral=ephemeral, expiry_s=expiry_s
         )
         if output is not None:
-            write_secret(output, made["key"] + "\n")
+            try:
+                write_secret(output, made["key"] + "\n")
+            except ConfigError:
+                ask(state, "keys.revoke", key=str(made["id"]))  # nobody has seen it
+                raise
     if output is not None and not as_json:
         click.echo(f"auth key {made['id']} written to {output}")
     else:

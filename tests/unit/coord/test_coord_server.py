@@ -306,6 +306,10 @@ async def test_commands_against_a_running_server(server: CoordServer, tmp_path: 
     assert (await ask("keys", "revoke", state, "1"))[0] == 0
     assert "revoked" in (await ask("keys", "list", state))[1]
     assert (await ask("nodes", "echo", state, "ann"))[0] == 2
+    code, text = await ask("keys", "create", state, f"--output={tmp_path}/no/key")
+    assert code == 2 and "No such file" in text
+    keys = json.loads((await ask("keys", "list", state, "--json"))[1])
+    assert [key["state"] for key in keys] == ["revoked", "revoked"], "a key that nobody has seen opens no door"
     policy = tmp_path / "policy"
     policy.write_text('{"acls": 1}')
     code, text = await ask("policy", "set", state, str(policy))

@@ -57,11 +57,14 @@ def parse_config(text: str, path: str) -> ConfigFile:
         raise ConfigError(f"{path}: {err}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: want a JSON object")
-    values = {str(key).lower(): value for key, value in raw.items()}
+    values = {key.lower(): value for key, value in raw.items()}
+    spelled = {key.lower(): key for key in raw}
     version = values.pop("version", None)
+    if version is None:
+        raise ConfigError(f'{path}: "Version" is missing; write "Version": "{VERSION}"')
     if version != VERSION:
         raise ConfigError(f'{path}: "Version" is {version!r}; only "{VERSION}" is known')
-    masked = _masked(values, path)
+    masked = _masked(values, spelled, path)
     try:
         auth_key = _string(values.pop("authkey", None) or "")
         static_endpoints = _strings(values.pop("staticendpoints", None) or [])
@@ -76,7 +79,7 @@ def parse_config(text: str, path: str) -> ConfigFile:
         serve_config=values.pop("serveconfigtemp", None),
     )
     if values:
-        raise ConfigError(f"{path}: unknown key {sorted(values)[0]!r}")
+        raise ConfigError(f"{path}: unknown key {spelled[sorted(values)[0]]!r}")
     return config
 
 
@@ -121,7 +124,7 @@ def _after_comment(text: str, at: int) -> int:
     return at
 
 
-def _masked(values: dict[str, Any], path: str) -> dict[str, Any]:
+def _masked(values: dict[str, Any], spelled: dict[str, str], path: str) -> dict[str, Any]:
     enabled = values.pop("enabled", None)
     masked: dict[str, Any] = {"WantRunning": enabled is not False, "WantRunningSet": True}
     if values.get("authkey"):
@@ -132,7 +135,7 @@ def _masked(values: dict[str, Any], path: str) -> dict[str, Any]:
             try:
                 masked |= {pref: convert(value), f"{pref}Set": True}
             except (ValueError, TypeError) as err:
-                raise ConfigError(f"{path}: {key}: {err}") from None
+                raise ConfigError(f"{path}: {spelled[key]}: {err}") from None
     _exit_node(values, masked)
     if values.pop("advertiseexitnode", None):
         masked["AdvertiseRoutes"] = [*masked.get("AdvertiseRoutes", []), "0.0.0.0/0", "::/0"]

@@ -42,8 +42,9 @@ def test_everything_becomes_one_masked_edit() -> None:
     [
         ("{}", "Version"),
         ("[]", "object"),
-        ('{"Version": "alpha0", "Hostnam": "x"}', "unknown key 'hostnam'"),
-        ('{"Version": "alpha0", "Hostname": 5}', "hostname: want a string"),
+        ('{"Version": "alpha0", "Hostnam": "x"}', "unknown key 'Hostnam'"),
+        ('{"Version": "alpha0", "Hostname": 5}', "Hostname: want a string"),
+        ('{"Hostname": "x"}', '"Version" is missing'),
         ('{"Version": "alpha0", "AdvertiseRoutes": ["192.0.2.1/24"]}', "192.0.2.0/24 is meant"),
         ('{"Version": "alpha0",\n "Hostname" "x"}', "line 2"),
     ],

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +18,7 @@ import pytest
 from harness.coordproc import CoordProcess
 from harness.hoststate import answered, is_settled, snapshot
 from harness.netlab import NetLab, wait_for
-from harness.nodes import QUIET, ROOT, Node, TsdNode, TunTsdNode
+from harness.nodes import ROOT, Node, TsdNode, TunTsdNode
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -295,28 +293,6 @@ def test_a_start_undoes_what_a_crash_left(net: Tailnet) -> None:
     net.k.start()
     assert snapshot(net.lab, net.k.namespace) == net.before["k"]
     net.k.stop()
-
-
-def test_kills_at_any_moment_leave_nothing(net: Tailnet) -> None:
-    """During start, while running and during a stop; every second time the next start has to undo it."""
-    node = net.k
-    assert isinstance(node, TunTsdNode)
-    node.stop()
-    node.device = "tsd0"
-    for number in range(4):
-        line = [*node.daemon_words(), *node.flags()]
-        node.process = net.lab.start(node.namespace, line, node.log, QUIET | node.environ)
-        if number % 4 == 3:
-            wait_for(lambda: "5370" in net.lab.run(node.namespace, "ip", "rule"), 30, "rules")
-            node.process.send(signal.SIGTERM)
-            time.sleep(0.05 * random.random())
-        else:
-            time.sleep(4 * random.random())
-        node.kill()
-        if number % 2:
-            node.cleanup()
-            assert snapshot(net.lab, node.namespace) == net.before["k"]
-            assert not list(node.folder.glob("*undo*"))
 
 
 @pytest.mark.parametrize(

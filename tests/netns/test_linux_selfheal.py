@@ -60,6 +60,7 @@ def _healed_s(net: RouterLab, line: str, whole: dict[str, list[str]]) -> float:
 @pytest.mark.parametrize("backend", FLUSHES)
 def test_flushed_firewalls_are_back(net: RouterLab, backend: str) -> None:
     net.r.call("set", f"--netfilter-backend={backend}")
+    net.lab.run(net.r.namespace, "nft", "flush", "ruleset")  # what others left in this namespace
     wait_for(lambda: who_am_i(net.c.namespace, LAN_HOST[4], timeout_s=0.3) == ROUTER[4], 15, "traffic")
     wait_for(lambda: _quiet(net), 15, "a firewall that rests")
     whole = _state(net)
@@ -107,7 +108,7 @@ def test_f11_containers_that_come_and_go_cost_little(net: RouterLab) -> None:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     churn = (
-        "for i in $(seq 50); do ip link add ve$i type veth peer name vp$i; ip link set ve$i up; ip link set vp$i up;"
+        "for i in $(seq 25); do ip link add ve$i type veth peer name vp$i; ip link set ve$i up; ip link set vp$i up;"
         " for j in 1 2 3 4; do ip route replace 198.18.$i.$j dev ve$i table 200; done; ip link del ve$i; sleep .1; done"
     )
     log_bytes = net.r.log.stat().st_size

@@ -165,7 +165,7 @@ class Caretaker:
             return
         self._foreign_cost_s = time.monotonic() - began
         self._router.firewall.reconsider()
-        self._threaded.verify()
+        self._routing.poke()
         drops = foreign_drops(ruleset, self._names.device)
         if self._backend == NFTABLES:
             drops += drops_of_tailscaled(ruleset)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from harness.coordsim import Client, Tailnet
-from tsd.base.errors import ConfigError
+from tsd.base.errors import ConfigError, StateError
 from tsd.coord.settings import load_derp_map
 from tsd.coord.state.events import Save
 from tsd.coord.state.naming import is_label, label_for
@@ -179,6 +179,25 @@ async def test_n15_a_row_that_is_no_record_is_left_out(tmp_path: Path, caplog: p
     await storage.close()
     assert [node.id for node in stored.nodes] == [1] and stored.last_ids["nodes"] == 3
     assert caplog.text.count("record left out") == 2
+
+
+async def test_n15_an_emptied_database_is_no_new_tailnet(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "new")
+    await storage.open()
+    await storage.close()
+    database = storage.folder / "coord.db"
+    for name in ("coord.db-wal", "coord.db-shm"):
+        (storage.folder / name).unlink(missing_ok=True)
+    database.write_bytes(b"")
+    again = Storage(storage.folder)
+    with pytest.raises(StateError, match=r"coord\.db is empty \(0 bytes\).*backup.*delete it"):
+        await again.open()
+    await again.close()
+    assert database.stat().st_size == 0, "left alone"
+    database.unlink()
+    begun = Storage(storage.folder)
+    await begun.open()
+    await begun.close()
 
 
 def test_n15_odd_values_of_one_node_do_not_reach_its_peers() -> None:

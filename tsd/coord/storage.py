@@ -100,6 +100,11 @@ class Storage:
         except BlockingIOError:
             raise ConfigError(f"another tsd coord is running with the state folder {self.folder}") from None
         path = self.folder / "coord.db"
+        if path.exists() and not path.stat().st_size:
+            raise StateError(
+                f"{path} is empty (0 bytes), as after a crash of the machine, and no new tailnet is begun in its place;"
+                " restore it from a backup, or delete it to begin a new tailnet, which all nodes have to join"
+            )
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         db = sqlite3.connect(path, check_same_thread=False)
         self._db = db

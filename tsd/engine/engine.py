@@ -290,7 +290,7 @@ class Engine(Views):
         self.account.update_state()
 
     def on_pop_browser(self, url: str) -> None:
-        self.bus.publish({"BrowseToURL": url})
+        self.account.tell_url(url)
 
     # --- plane
 

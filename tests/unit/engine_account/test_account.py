@@ -263,20 +263,25 @@ async def test_a_valid_url_is_shown_again_and_an_old_one_is_not(daemon: Daemon) 
 
 
 @pytest.mark.parametrize(
-    ("server", "url", "is_shown"),
+    ("server", "url", "told"),
     [
-        (SERVER, "http://192.0.2.1/a", True),
-        (SERVER, "https://192.0.2.1/a", True),
-        ("https://vpn.example", "http://vpn.example/a", False),
-        (SERVER, "file:///etc/passwd", False),
-        (SERVER, "javascript:alert(1)", False),
+        (SERVER, "http://192.0.2.1/a", ["BrowseToURL"]),
+        (SERVER, "https://192.0.2.1/a", ["BrowseToURL"]),
+        ("https://vpn.example", "http://vpn.example/a", []),
+        (SERVER, "file:///etc/passwd", ["ErrMessage"]),
+        (SERVER, "javascript:alert(1)", ["ErrMessage"]),
     ],
 )
-async def test_only_web_urls_are_shown(daemon: Daemon, server: str, url: str, is_shown: bool) -> None:
+async def test_only_web_urls_are_shown(daemon: Daemon, server: str, url: str, told: list[str]) -> None:
     await daemon.up(ControlURL=server)
     daemon.heard()
     daemon.account.on_auth_url(url)
-    assert daemon.heard() == (["BrowseToURL"] if is_shown else [])
+    assert daemon.heard() == told
+    is_refused = told == ["ErrMessage"]
+    assert daemon.account.auth_url == ("" if is_refused else url), "what `status` shows"
+    assert any("neither https nor http" in text for text in daemon.health.texts()) == is_refused
+    daemon.account.tell_url(url)
+    assert daemon.heard() == (["BrowseToURL"] if told == ["BrowseToURL"] else [])
 
 
 async def test_machine_approval(daemon: Daemon) -> None:

@@ -184,7 +184,7 @@ class Account:
 
     def _login_interactive(self) -> None:
         if self.auth_url and self._clock.now() - self._auth_url_at < LOGIN_URL_LIFE_S:
-            self._tell_url(self.auth_url)
+            self.tell_url(self.auth_url)
             return
         self._has_login_goal = True
         if self._control is None:
@@ -252,6 +252,9 @@ class Account:
 
     def on_auth_url(self, url: str) -> None:
         """Somebody has to visit `url`."""
+        if not url.startswith(("https://", "http://")):
+            self.on_refused("the server sent a login URL that is neither https nor http; it is not shown")
+            return
         if url == self.auth_url and not self._wants_url_again:
             return
         self._wants_url_again = False
@@ -262,7 +265,14 @@ class Account:
         self.auth_url, self._auth_url_at = url, self._clock.now()
         self.update_state()
         self._health.clear("no-control")
-        self._tell_url(url)
+        self.tell_url(url)
+
+    def tell_url(self, url: str) -> None:
+        """Whatever opens URLs must not be handed just anything by a server."""
+        if url.startswith("https://") or (url.startswith("http://") and self.control_url.startswith("http://")):
+            self._bus.publish({"BrowseToURL": url})
+        else:
+            log.warning(fields("URL of the server not shown: neither https nor the server's own scheme"))
 
     def on_registered(self, response: RegisterResponse, node_key: NodePrivate) -> None:
         """Control accepted `node_key`. Whoever visited a URL for it wants the node to run."""
@@ -378,13 +388,6 @@ class Account:
 
     def _tell_prefs(self) -> None:
         self._bus.publish({"Prefs": self.prefs.to_go()})
-
-    def _tell_url(self, url: str) -> None:
-        """Whatever opens URLs must not be handed just anything by a server."""
-        if url.startswith("https://") or (url.startswith("http://") and self.control_url.startswith("http://")):
-            self._bus.publish({"BrowseToURL": url})
-        else:
-            log.warning(fields("login URL of the server not shown: neither https nor the server's own scheme"))
 
     def _store_prefs(self, wanted: Prefs) -> None:
         old = self.prefs

@@ -315,6 +315,32 @@ async def test_down_and_up(daemon: Daemon) -> None:
     assert len(daemon.links) == 1, "no new login"
 
 
+async def test_down_ends_the_attempts_of_a_first_login_and_up_goes_on(daemon: Daemon) -> None:
+    down = {"WantRunning": False, "WantRunningSet": True}
+    await daemon.up()
+    daemon.account.on_auth_url(URL)
+    daemon.account.edit_prefs(down)
+    assert daemon.link.is_closed and daemon.account.auth_url == "" and daemon.account.state is State.NEEDS_LOGIN
+    assert not daemon.health.is_broken("no-control")
+    await daemon.up(auth_key="k")
+    assert len(daemon.links) == 2 and daemon.link.logins[-1][2] == "k"
+    daemon.account.edit_prefs(down)
+    assert daemon.link.is_closed
+    await daemon.up()
+    assert daemon.link.logins[-1][2] == "k", "a key that was not used yet is not to be given again"
+    daemon.map(daemon.accept())
+    assert daemon.account.state is State.RUNNING
+    await daemon.up(force=True)
+    assert daemon.link.logins[-1][2] == "", "and is used once"
+
+
+async def test_the_key_of_a_stopped_first_login_is_not_given_to_another_server(daemon: Daemon) -> None:
+    await daemon.up(auth_key="k")
+    daemon.account.edit_prefs({"WantRunning": False, "WantRunningSet": True})
+    await daemon.up(ControlURL="https://other.example")
+    assert [auth_key for _, _, auth_key in daemon.link.logins] == [""]
+
+
 async def test_set_tells_prefs_and_nothing_when_nothing_changes(daemon: Daemon) -> None:
     await daemon.join()
     daemon.account.edit_prefs({"Hostname": "h", "HostnameSet": True})

@@ -65,6 +65,8 @@ class Account:
         self.is_config_locked = False
         self._control: ControlLink | None = None
         self._auth_key = ""
+        self._held_auth_key = ("", "")
+        """Server and auth key of a first login that was stopped before its end: `up` goes on with it."""
         self._config_auth_key = ""
         self._auth_url_at = 0.0
         self._is_logged_in = False
@@ -150,7 +152,9 @@ class Account:
             wanted = replace(Prefs.from_go(update), persist=self.prefs.persist)
             check(wanted, EditContext())
             self._store_prefs(wanted)
-        self._auth_key = auth_key
+        held_for, held_key = self._held_auth_key
+        self._auth_key = auth_key or (held_key if held_for == self.control_url else "")
+        self._held_auth_key = ("", "")
         self._tell_prefs()
         self._reopen()
         if was is State.RUNNING:
@@ -173,9 +177,17 @@ class Account:
         if turned_on:
             wanted = replace(wanted, logged_out=False if self.has_node_key else wanted.logged_out)
         self._store_prefs(wanted)
+        if old.want_running and not wanted.want_running and not self.has_node_key:
+            self._stop_first_login()
         self._step()
         self._tell_prefs()
         self.update_state()
+
+    def _stop_first_login(self) -> None:
+        """Nothing of it is left to be paused but its auth key."""
+        self._held_auth_key = (self.control_url, self._auth_key)
+        self._drop_control()
+        self._forget_login()
 
     async def login_interactive(self) -> None:
         """Show the URL again when one is valid, else log in with a new node key."""
@@ -244,9 +256,7 @@ class Account:
         self._enter_profile()
 
     def close(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        self._drop_control()
 
     # --- what control says
 
@@ -395,11 +405,14 @@ class Account:
         if old != wanted:
             self._host.prefs_changed(old, wanted)
 
-    def _reopen(self, begin_login: bool = True) -> None:
-        """A new control client for the current profile; logs in when there is something to log in with."""
+    def _drop_control(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
+
+    def _reopen(self, begin_login: bool = True) -> None:
+        """A new control client for the current profile; logs in when there is something to log in with."""
+        self._drop_control()
         self.auth_url = ""
         self._last_error = ""
         self._is_logged_in = False
@@ -446,10 +459,8 @@ class Account:
         self._health.clear("login-state", "no-control")
 
     def _leave_profile(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        self._auth_key = ""
+        self._drop_control()
+        self._auth_key, self._held_auth_key = "", ("", "")
         self._forget_login()
         self._host.identity_changed()
         self._set_state(State.NO_STATE)

@@ -14,6 +14,7 @@ from typing import Any
 from tsd.base.errors import HullError
 from tsd.hull import RouterConfig
 from tsplatform.linux.hostnames import BYPASS_MARK, HostNames
+from tsplatform.linux.programs import environment
 from tsplatform.linux.router import ipv6_trouble_of, present_rules, rules_of
 from tsplatform.linux.rtnetlink import RtNetlink
 
@@ -31,7 +32,9 @@ def read_ruleset() -> str:
     """All of nftables as JSON. Raises `HullError`."""
     try:
         words = ["nft", "-j", "list", "ruleset"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_NFT_LIMIT_S, check=True)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_NFT_LIMIT_S, check=True, env=environment()
+        )
     except FileNotFoundError:
         raise HullError("read the firewall", "nft is not installed", "install nftables") from None
     except (OSError, subprocess.SubprocessError) as err:

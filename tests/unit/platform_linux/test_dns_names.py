@@ -12,6 +12,7 @@ import pytest
 
 from tsd.base.errors import HullError
 from tsd.hull import DnsConfig
+from tsplatform.linux import programs
 from tsplatform.linux.dns import choose, file, keeper, system
 from tsplatform.linux.dns.keeper import FIGHT_LIMIT
 from tsplatform.linux.dns.system import SystemNames
@@ -311,7 +312,7 @@ def test_a_replaced_file_gets_its_selinux_label(
     program = tmp_path / "restorecon"
     program.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/ran\nexit {code}\n')
     program.chmod(0o755)
-    monkeypatch.setattr(file, "SEARCH_PATH", str(tmp_path))
+    monkeypatch.setattr(programs, "SEARCH_PATH", str(tmp_path))
     if code:
         with pytest.raises(HullError, match="SELinux"):
             file.relabel(tmp_path / "x", tmp_path / "enforce")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from tsplatform.linux.dns.bus import (
     SystemBus,
 )
 from tsplatform.linux.dns.manager import Mode
+from tsplatform.linux.programs import find_program
 
 STUB = "127.0.0.53"
 _RESOLVED_FOLDER, _STUB_NAMES = "/run/systemd/resolve/", ("stub-resolv.conf",)
@@ -205,7 +205,7 @@ class HostSurveyor:
         return str(await self._bus.get(NETWORK_MANAGER, NETWORK_MANAGER_PATH, NETWORK_MANAGER, "Version"))
 
     def resolvconf_flavour(self) -> str:
-        program = shutil.which("resolvconf", path=file.SEARCH_PATH)
+        program = find_program("resolvconf")
         if program is None:
             return ""
         try:

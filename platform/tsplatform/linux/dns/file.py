@@ -12,7 +12,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from tsd.base.addr import parse_ip
 from tsd.base.errors import DecodeError, HullError
 from tsd.dns.osconfig import SERVICE_TEXTS
+from tsplatform.linux.programs import find_program
 
 PATH = Path("/etc/resolv.conf")
 BACKUP_NAME = "resolv.conf.undo"
@@ -28,8 +28,6 @@ MARKER = "# Written by tsd; what was here before comes back when tsd stops."
 _IN_PLACE = frozenset({errno.EBUSY, errno.EROFS, errno.EACCES, errno.EPERM, errno.EXDEV})
 _MAX_SEARCH_BYTES = 1024
 _RELABEL_S = 5.0
-SEARCH_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
-"""Programs of the system are looked for here, whatever environment we were started in."""
 _MAX_SERVERS = 3
 """libc looks at no more than three servers."""
 
@@ -167,7 +165,7 @@ def put(path: Path, content: bytes, mode: int) -> None:
 def relabel(path: Path, enforce: Path = Path("/sys/fs/selinux/enforce")) -> None:
     """A new file has not the SELinux label of the old one, so confined programs cannot read it. Raises `HullError`."""
     try:
-        program = shutil.which("restorecon", path=SEARCH_PATH) if enforce.read_text().strip() == "1" else None
+        program = find_program("restorecon") if enforce.read_text().strip() == "1" else None
         if program is None:
             return
         done = subprocess.run([program, str(path)], capture_output=True, timeout=_RELABEL_S, check=False)

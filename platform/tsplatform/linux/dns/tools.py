@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 from tsd.base.errors import HullError
 from tsplatform.linux.dns import file
 from tsplatform.linux.dns.manager import Mode
+from tsplatform.linux.programs import environment, find_program
 
 TOOL_S = 10.0
 UNDO_NAME = "names.undo"
@@ -24,14 +24,13 @@ async def resolvconf(*words: str, given: bytes = b"") -> bytes:
 
 
 def resolvconf_now(*words: str, given: bytes = b"") -> bytes:
-    program = shutil.which("resolvconf", path=file.SEARCH_PATH)
+    program = find_program("resolvconf")
     if program is None:
         raise HullError("set up names by resolvconf", "it is not installed any more")
     line = f"run resolvconf {' '.join(words)}"
-    environ = {**os.environ, "PATH": file.SEARCH_PATH}
     try:
         done = subprocess.run(
-            [program, *words], input=given, capture_output=True, timeout=TOOL_S, check=False, env=environ
+            [program, *words], input=given, capture_output=True, timeout=TOOL_S, check=False, env=environment()
         )
     except (OSError, subprocess.TimeoutExpired) as err:
         raise HullError(line, str(err)) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from tsplatform.linux.netfilter.iptables import LEGACY, NFT, TABLES, IptablesCha
 from tsplatform.linux.netfilter.nft import NftTable
 from tsplatform.linux.netfilter.rules import OFF, FirewallWishes, Netfilter
 from tsplatform.linux.netfilter.run import Run, run_program
+from tsplatform.linux.programs import find_program
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class HostLook:
 
     def __init__(self, run: Run = run_program, has: Callable[[str], bool] | None = None) -> None:
         self._run = run
-        self.has = has or (lambda program: shutil.which(program) is not None)
+        self.has = has or (lambda program: find_program(program) is not None)
 
     def has_legacy_tables(self) -> bool:
         for path in _LEGACY_TABLES:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from typing import Any
 
 from tsd.base.errors import HullError
@@ -26,6 +25,7 @@ from tsplatform.linux.netfilter.rules import (
     rules_of,
 )
 from tsplatform.linux.netfilter.run import Run, run_program
+from tsplatform.linux.programs import find_program
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class NftTable:
     def remove(self) -> None:
         """Idempotent; without nft there is nothing to remove."""
         self._applied, self._listing = FirewallWishes(), ""
-        if shutil.which("nft") is None and self._run is run_program:
+        if find_program("nft") is None and self._run is run_program:
             return
         present = chain_names(self._present())
         if present - _MANAGED:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from tsd.base.errors import HullError
+from tsplatform.linux.programs import environment
 
 Run = Callable[[Sequence[str], str], str]
 """`run(words, input)` gives what was printed. Raises `HullError`. Tests bring their own."""
@@ -16,7 +17,9 @@ _NO_PROGRAM = 127
 
 def run_program(words: Sequence[str], text: str) -> str:
     try:
-        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            words, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment()
+        )
     except FileNotFoundError:
         hint = "install nftables or iptables, or use --netfilter-mode=off"
         raise HullError("firewall", f"{words[0]} is not installed", hint, _NO_PROGRAM) from None

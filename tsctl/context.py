@@ -8,7 +8,7 @@ import sys
 from tsctl import fastjson
 from tsctl.client import LocalClient
 from tsctl.goflags import Failure
-from tsd.localapi.schema import NEEDS_LOGIN, NEEDS_MACHINE_AUTH, RUNNING, STARTING, STOPPED
+from tsd.localapi.schema import NEEDS_LOGIN, NEEDS_MACHINE_AUTH, NO_STATE, RUNNING, STARTING, STOPPED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ def not_running_reason(status: dict[str, Any]) -> str:
         return f"Logged out.\nLog in at: {url}" if url else "Logged out."
     if state == NEEDS_MACHINE_AUTH:
         return "This machine still waits for approval by an admin of the tailnet."
+    if state == NO_STATE:
+        hint = "" if status.get("Health") else " `tsctl doctor` may tell why."
+        return f"tsd has started but is not connected yet (state {NO_STATE}).{hint}"
     return f"unexpected state: {state}"
 
 

@@ -52,6 +52,15 @@ def test_state_words(changes: dict, text: str, tsctl, backend: FakeBackend) -> N
     assert line.rstrip().endswith("linux  " + text)
 
 
+def test_status_before_control_was_reached_says_what_is_missing(tsctl, backend: FakeBackend) -> None:
+    backend.state = "NoState"
+    line = "tsd has started but is not connected yet (state NoState)."
+    asked = tsctl("status")
+    assert asked.code == 1 and asked.out == f"{line} `tsctl doctor` may tell why.\n"
+    backend.health = ["The coordination server has not been reached yet."]
+    assert tsctl("status").out.splitlines() == [line, "", "# Health check:", f"#     - {backend.health[0]}"]
+
+
 def test_status_filters(tsctl) -> None:
     assert len(tsctl("status", "--active").out.splitlines()) == 2
     assert tsctl("status", "--header", "--peers=false").out.split()[:5] == ["IP", "Hostname", "Owner", "OS", "Status"]

@@ -228,10 +228,16 @@ def _same(net: Tailnet, node: Node, wanted: dict[str, str]) -> bool:
 def test_interface_down_and_up(net: Tailnet) -> None:
     net.lab.run(net.k.namespace, "ip", "link", "set", "tsd0", "down")
     assert answered(_ping(net, net.m, net.k.ip4, "-c", "1", "-W", "1")) == 0
-    time.sleep(1.5)
+    said = "tsd0 was set down: ip link set tsd0 up"
+    wait_for(lambda: said in _health(net.k), 30, "the reason in status")
     net.lab.run(net.k.namespace, "ip", "link", "set", "tsd0", "up")
     wait_for(lambda: answered(_ping(net, net.k, net.m.ip6, "-c", "1", "-W", "1")) == 1, 20, "traffic")
     assert answered(_ping(net, net.m, net.k.ip4, "-c", "2", "-i", "0.2")) == 2
+    wait_for(lambda: "tsd0" not in _health(net.k), 30, "no reason any more")
+
+
+def _health(node: Node) -> str:
+    return " ".join(node.status()["Health"] or [])
 
 
 def test_down_takes_everything_back_and_up_brings_it(net: Tailnet) -> None:

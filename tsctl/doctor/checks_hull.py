@@ -212,7 +212,7 @@ def _number(sysctl: dict[str, str], name: str) -> int:
 
 
 CHECKS = (
-    Check("device", "a network device, when one was asked for", device),
+    Check("device", "a network device, when one was asked for", device, ("device-down",)),
     Check("rights", "CAP_NET_ADMIN", rights),
     Check("routing", "our rules, routes and firewall are in place", routing, ("router-failed", "routing-fight")),
     Check("firewall", "no foreign rule drops our traffic", firewall, ("foreign-drop",)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class Caretaker:
         self._names = names
         self._router = router
         self._threaded = threaded
+        self._is_up = is_up
         self._routing = RoutingWatch(threaded.verify, is_up, names.device, lambda: threaded.cost_s)
         self._nft = NftWatch(self._on_nft)
         self._legacy: LegacyCounters | None = None
@@ -131,6 +133,9 @@ class Caretaker:
 
     def _tell_facts(self) -> None:
         config = self._threaded.config
+        self._report(
+            "device-down", "" if not config.local_addresses or self._is_up() else _why_down(self._names.device)
+        )
         self._report("ip-forwarding-off", forwarding_trouble(config.subnet_routes))
         self._report("lan-overlap", ", ".join(str(network) for network in self._router.overlaps))
         self._report("firewall-incomplete", self._router.firewall.trouble)
@@ -173,6 +178,14 @@ class Caretaker:
             drops = [drop for drop in drops if drop["Hook"] != "forward"]
         texts = [f"{drop['Chain']} ({drop['Why']}): {remedy_for(drop, self._names.device)}" for drop in drops]
         self._report("foreign-drop", "; ".join(texts))
+
+
+def _why_down(device: str) -> str:
+    try:
+        socket.if_nametoindex(device)
+    except OSError:
+        return f"{device} was deleted: restart tsd, which makes it again"
+    return f"{device} was set down: ip link set {device} up"
 
 
 def _strict(config: RouterConfig) -> list[str]:

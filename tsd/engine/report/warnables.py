@@ -323,6 +323,15 @@ _ALL = (
         impacts_connectivity=True,
     ),
     Warnable(
+        "device-down",
+        "high",
+        "hull",
+        "Network device is down",
+        "Nothing goes through the tailnet, because the interface {error}.",
+        visible_after_s=2.0,
+        impacts_connectivity=True,
+    ),
+    Warnable(
         "routing-fight",
         "medium",
         "hull",

@@ -222,3 +222,25 @@ def test_transfers_over_a_bad_line_arrive_whole(tmp_path: Path, kinds: str) -> N
         await asyncio.gather(transfer(a, sinks[1], data), transfer(b, sinks[0], data))
 
     run_sim(scenario, tmp_path)
+
+
+def test_a_new_disco_key_while_running(tmp_path: Path) -> None:
+    """As `tsctl debug rotate-disco-key` asks for; every peer learns of it and finds the direct path again."""
+
+    async def scenario(net: SimTailnet) -> None:
+        a, b = await net.nodes("P", "E")
+        await a.reaches(b)
+        before = b.engine.disco_private
+        talk = Talk(a, b)
+        async with talk.going():
+            await asyncio.sleep(5)
+            await b.run(b.backend.debug("rotate-disco-key", b""))
+            await asyncio.sleep(20)
+        after = b.engine.disco_private
+        assert after != before and b.engine.tailnet.rules.filter.own_disco_key == after.public().raw
+        assert talk.longest_s <= 10.0
+        peer = a.peer(b)
+        assert peer is not None and peer.node.disco == after.public(), "control was told"
+        assert a.is_direct(b) and b.is_direct(a) and not b.health
+
+    run_sim(scenario, tmp_path)

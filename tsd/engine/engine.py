@@ -328,14 +328,26 @@ class Engine(Views):
         self.reach.set_plane(plane)
         self.tailnet.refill()
 
+    def rotate_disco_key(self) -> None:
+        """A plane with a new one; peers learn of it from control and in the first packet of the new sessions."""
+        self.disco_private = DiscoPrivate.generate(self.options.entropy)
+        self.report_self()
+        if self.plane is not None:
+            self._close_plane()
+            self._raise_plane()
+
     def _drop_plane(self) -> None:
+        self._close_plane()
+        self.tailnet.unplug()  # also what a killed daemon left closed for its exit node
+
+    def _close_plane(self) -> None:
+        """Routes stay: what goes out meanwhile is lost, and does not go around the tunnel."""
         plane, self.plane = self.plane, None
         if plane is not None:
             self.reach.set_plane(None)
             self._hull.tun.attach(lambda frames: None)
             plane.close()
             self.health.clear("no-derp-connection", "derp-region-error")
-        self.tailnet.unplug()  # also what a killed daemon left closed for its exit node
 
     def _on_session(self, peer: Peer) -> None:
         self.reach.note_traffic()

@@ -23,7 +23,6 @@ class PacketRules:
         self._engine = engine
         self._members = members
         self.filter = PacketFilter((), ())
-        self.filter.own_disco_key = engine.disco_private.public().raw
         self.jailed_filter = PacketFilter((), ())
 
     def apply(self, rules: Sequence[FilterRule], local: Sequence[IPPrefix], own_addresses: Sequence[IPAddress]) -> None:
@@ -35,6 +34,7 @@ class PacketRules:
             matches, mistake = [], str(err)
         engine.health.set_if("invalid-packet-filter", bool(mistake), error=mistake)
         self.filter = self.filter.replace(matches, local, shields_up=engine.account.prefs.shields_up)
+        self.filter.own_disco_key = engine.disco_private.public().raw
         self.filter.peerapi = frozenset((ip.packed, port) for ip, port in engine.peerapi.ports.items())
         self.filter.has_capability = self._source_has_capability
         self.jailed_filter = self.jailed_filter.replace((), local)

@@ -34,6 +34,7 @@ class DebugActions:
         handlers = {
             "rebind": self._rebind,
             "restun": self._restun,
+            "rotate-disco-key": self._engine.rotate_disco_key,
             "break-tcp-conns": self._reconnect,
             "break-derp-conns": self._break_derp,
             "force-netmap-update": self._reconnect,

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Debian packages that some tests drive (network namespaces, packet capture, a second WireGuard, systemd-analyze, DNS).
+# Debian packages that some tests drive (namespaces, packet capture, traffic, a second WireGuard, systemd-analyze, DNS).
 # Installed when root; otherwise one line says what is missing, and those tests are skipped.
 set -eu
 
 missing=
 for pair in ip:iproute2 nft:nftables tshark:tshark wireguard-go:wireguard-go wg:wireguard-tools systemd-analyze:systemd \
-    curl:curl rpmbuild:rpm iptables-legacy:iptables ping:iputils-ping dnsmasq:dnsmasq-base dbus-daemon:dbus-daemon; do
+    curl:curl rpmbuild:rpm iptables-legacy:iptables ping:iputils-ping dnsmasq:dnsmasq-base dbus-daemon:dbus-daemon iperf3:iperf3; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
 done
 [ -n "$missing" ] || exit 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tsd.base.addr import IPAddress, parse_ip
 from tsd.base.errors import HullError
 from tsd.base.log import fields
-from tsd.engine.account.expiry import KeyTime
+from tsd.engine.account.expiry import KeyTime, skew_text
 from tsd.engine.account.prefs import UserProfile
 from tsd.engine.account.profiles import NetworkProfile
 from tsd.engine.jobs import Jobs, Steps
@@ -151,6 +151,8 @@ class Tailnet:
 
     def _apply(self, message: MapResponse, is_first: bool, is_recalled: bool = False) -> Steps:
         self.keys.note(message.control_time)
+        skew_ns = self.keys.skew_ns()
+        self._engine.health.set_if("clock-wrong", bool(skew_ns), difference=skew_text(skew_ns))
         if message.keep_alive and message.node is None:
             return
         wall_ns = self._engine.options.clock.wall_ns()
@@ -216,6 +218,7 @@ class Tailnet:
         self._jobs.clear()
         self.netmap = None
         self.keys.forget()
+        self._engine.health.clear("clock-wrong")
         self.members.clear()
         self.own_addresses = ()
         self._planner = Planner()

@@ -100,6 +100,17 @@ def test_whose_clock_counts(engine: Engine, tailnet: Tailnet, control_time: str,
     assert tailnet.keys.now_ns() == expected
 
 
+def test_a_clock_that_differs_from_the_server_s_is_told_until_it_is_set(engine: Engine, tailnet: Tailnet) -> None:
+    start(tailnet, ControlTime="2033-05-18T03:33:20Z")
+    days = (2_000_000_000 - engine.clock.wall_ns() // 10**9) // 86400
+    [text] = engine.health.texts()
+    assert engine.health.is_broken("clock-wrong") and f"{days} days behind that of the coordination server" in text
+    for skew_s, told in ((70, "1 minute ahead of"), (-7300, "2 hours behind"), (30, "")):
+        engine.clock._wall_ns = (2_000_000_000 + skew_s) * 10**9
+        tailnet.apply(message(KeepAlive=True), False)
+        assert [told in text for text in engine.health.texts()] == [True] * bool(told)
+
+
 def test_peers_that_need_special_treatment(tailnet: Tailnet) -> None:
     own = parse_ip("100.64.0.1")
     start(tailnet, node(2, IsJailed=True), node(3, SelfNodeV4MasqAddrForThisPeer="100.64.1.1"), node(4))

@@ -14,6 +14,8 @@ SKEW_WORTH_MINDING_NS = 60 * 10**9
 CONTROL_TIME_FLOOR_NS = 1_673_373_066 * 10**9
 """A server that says an earlier time is the one that is wrong (tailscale: ipn/ipnlocal/expiry.go)."""
 
+_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
+
 
 class KeyTime:
     """Wall time by which keys expire: ours, or the server's when the two differ by more than a minute.
@@ -36,12 +38,15 @@ class KeyTime:
         self._told = None
 
     def now_ns(self) -> int:
-        wall_ns = self._clock.wall_ns()
+        return self._clock.wall_ns() - self.skew_ns()
+
+    def skew_ns(self) -> int:
+        """How far our wall clock is ahead of the server's; 0 for less than a minute, or when it is not known."""
         if self._told is None:
-            return wall_ns
+            return 0
         told_ns, told_at = self._told
-        control_ns = told_ns + int((self._clock.now() - told_at) * 1e9)
-        return control_ns if abs(control_ns - wall_ns) > SKEW_WORTH_MINDING_NS else wall_ns
+        skew_ns = self._clock.wall_ns() - told_ns - int((self._clock.now() - told_at) * 1e9)
+        return skew_ns if abs(skew_ns) > SKEW_WORTH_MINDING_NS else 0
 
     def is_expired(self, node: Node) -> bool:
         """Asked for thousands of nodes at a time: texts of times are compared, and read only when they are close."""
@@ -56,6 +61,14 @@ class KeyTime:
             self._soon_ns = now_ns + 60 * 10**9
             self._soon = time_text(self._soon_ns)
         return self._soon
+
+
+def skew_text(skew_ns: int) -> str:
+    """ "3 hours ahead of", "2 minutes behind": in whole units, so that it does not change with every look."""
+    seconds = abs(skew_ns) / 1e9
+    unit, size = next((one for one in _UNITS if seconds >= 2 * one[1]), _UNITS[-1])
+    count = round(seconds / size)
+    return f"{count} {unit}{'s' * (count != 1)} {'ahead of' if skew_ns > 0 else 'behind'}"
 
 
 class KeyExpiry:

@@ -61,13 +61,6 @@ _ALL = (
     ),
     Warnable(_OFF, "low", "engine", "Stopped", "tsd is stopped. Start it with `tsctl up`."),
     Warnable(
-        "local-log-config-error",
-        "low",
-        "hull",
-        "Log folder not usable",
-        "Logs cannot be written: {error}.",
-    ),
-    Warnable(
         "login-state",
         "medium",
         "control",
@@ -162,13 +155,6 @@ _ALL = (
         " through; if the clock is wrong, set it.",
         depends_on=(_NET,),
     ),
-    Warnable(
-        "magicsock-receive-func-error",
-        "medium",
-        "engine",
-        "Receiver stopped",
-        "The receiver {name} stopped: {error}. This is a bug; a restart of tsd helps.",
-    ),
     Warnable("test-warnable", "low", "engine", "Test", "A warning for tests."),
     Warnable(
         "apply-disk-config",
@@ -198,14 +184,6 @@ _ALL = (
         depends_on=(_NET,),
         visible_after_s=15.0,
         impacts_connectivity=True,
-    ),
-    Warnable(
-        "dns-read-os-config-failed",
-        "low",
-        "hull",
-        "DNS settings not readable",
-        "The DNS settings of this machine could not be read: {error}.",
-        depends_on=(_NET,),
     ),
     Warnable(
         "dns-set-os-config-failed",
@@ -241,14 +219,6 @@ _ALL = (
         depends_on=(_OFF,),
         impacts_connectivity=True,
     ),
-    Warnable(
-        "no-tailnet-lock-state-dir",
-        "medium",
-        "engine",
-        "Tailnet lock has no folder",
-        "Tailnet lock needs a folder for its state: pass --statedir.",
-    ),
-    Warnable("sync-disabled", "high", "engine", "Updates are off", "This node does not take changes from the server."),
     # Ours:
     Warnable(
         "using-cached-netmap",
@@ -276,28 +246,11 @@ _ALL = (
         "{error}",
     ),
     Warnable(
-        "state-not-durable",
-        "medium",
-        "hull",
-        "State is lost at exit",
-        "The state is kept in memory only and the login is not ephemeral: every restart joins as a new machine. Pass"
-        " --statedir=FOLDER, or use an ephemeral auth key.",
-    ),
-    Warnable(
         "profile-set-aside",
         "medium",
         "engine",
         "A profile cannot be read",
         "Stored profiles that cannot be read are set aside: {error}. The others work; log in again to replace them.",
-    ),
-    Warnable(
-        "duplicate-node-key",
-        "high",
-        "network",
-        "Node key in use elsewhere",
-        "Another machine is connected with this node's key, as after copying a disk or a state file. Log out on one of"
-        " them and log in anew there.",
-        impacts_connectivity=True,
     ),
     Warnable(
         "key-expired",
@@ -312,7 +265,7 @@ _ALL = (
         "medium",
         "hull",
         "Clock is wrong",
-        "The clock of this machine says {clock}, but {evidence}. Set the clock; tsd goes on by itself.",
+        "The clock of this machine is {difference} that of the coordination server. Set it; tsd goes on by itself.",
     ),
     Warnable(
         "router-failed",
@@ -386,14 +339,6 @@ _ALL = (
         "Exit node not available",
         "{error}, so nothing leaves this machine but tsd's own traffic. Choose another one with"
         " `tsctl set --exit-node=NAME`, or none with `tsctl set --exit-node=`.",
-        impacts_connectivity=True,
-    ),
-    Warnable(
-        "engine-failed",
-        "high",
-        "engine",
-        "Engine fault",
-        "A part of the engine failed and was restarted: {error}. Please report it.",
         impacts_connectivity=True,
     ),
     Warnable(

@@ -6,6 +6,7 @@ if [ "$action" = remove ] && [ -d /run/systemd/system ]; then
         systemctl --no-reload disable --now tsd.service >/dev/null 2>&1 || true
     fi
 fi
-if [ "$action" = remove ] && [ ! -d /run/systemd/system ] && [ -e /var/lib/tsd/undo.json ]; then
+# Without systemd, or after a crash that left the host closed.
+if [ "$action" = remove ] && [ -e /var/lib/tsd/undo.json ]; then
     /usr/bin/tsd --cleanup --state=/var/lib/tsd/tsd.state --socket=/run/tsd/tsd.sock || true
 fi

@@ -195,11 +195,12 @@ class TunTsdNode(TsdNode):
     def flags(self) -> list[str]:
         return [*super().flags(), f"--tun={self.device}"]
 
-    def cleanup(self) -> str:
-        """`tsd --cleanup` as ExecStopPost runs it; what it said."""
+    def cleanup(self, result: str = "success") -> str:
+        """`tsd --cleanup` as ExecStopPost runs it when the service ended so; what it said."""
         words = [*self.daemon_words(), "--cleanup", f"--socket={self.socket}", f"--statedir={self.folder}"]
         line = ["ip", "netns", "exec", self.namespace, *words]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, env=self._env())
+        environ = self._env() | {"SERVICE_RESULT": result}
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, env=environ)
         return done.stderr
 
 

@@ -96,7 +96,7 @@ class Supervisor:
         self._send(signal.SIGTERM)
         assert self.process is not None
         code = self.process.wait(30)
-        self._clean_up()
+        self._clean_up("exit-code" if code else "success")
         return code
 
     def close(self) -> None:
@@ -105,13 +105,13 @@ class Supervisor:
         self._thread.join(5)
         self._socket.close()
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, result: str) -> None:
         with self.log.open("ab") as log:
             subprocess.run(
                 self.command("ExecStopPost"),
                 stdout=log,
                 stderr=log,
-                env=self._env(log.fileno()),
+                env=self._env(log.fileno()) | {"SERVICE_RESULT": result},
                 timeout=60,
                 check=True,
             )
@@ -153,7 +153,7 @@ class Supervisor:
         except subprocess.TimeoutExpired:
             self._send(signal.SIGKILL)
             self.process.wait(5)
-        self._clean_up()
+        self._clean_up("watchdog")
         if self.unit["Restart"] == "on-failure":
             self.start()
 

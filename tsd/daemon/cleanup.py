@@ -1,7 +1,8 @@
 """`--cleanup`: undo what a daemon that was killed may have left on this machine, and exit 0.
 
 Idempotent, quick, and without a running daemon's consent: while one runs nothing is touched. In userspace mode there
-is only a stale socket to remove; a daemon with a network device leaves rules, routes and a firewall table.
+is only a stale socket to remove; a daemon with a network device leaves rules, routes and a firewall table. After a
+crash under systemd (ExecStopPost, with $SERVICE_RESULT) what closes the host for its exit node stays: tsd starts again.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ log = logging.getLogger(__name__)
 
 def cleanup(settings: Settings) -> int:
     """The exit code; always 0, because ExecStopPost must not turn a clean stop into a failure."""
+    stays_closed = os.environ.get("SERVICE_RESULT", "success") != "success"
     if not Path(settings.socket).parent.is_dir():
-        undo_leftovers(settings.undo_folder)
+        undo_leftovers(settings.undo_folder, stays_closed=stays_closed)
         return 0
     try:
         with FileLock(settings.socket, "socket"):
             _remove_stale_socket(settings.socket)
-            undo_leftovers(settings.undo_folder)
+            undo_leftovers(settings.undo_folder, stays_closed=stays_closed)
     except StateError as err:
         log.info("nothing cleaned up: %s", err)
     return 0

@@ -178,7 +178,11 @@ def undo_leftovers(folder: Path, *, stays_closed: bool = False) -> None:
         except HullError as err:
             log.warning("left over on this host: %s", err)
             continue
-        if not is_closed:
+        if is_closed:
+            log.warning(
+                "nothing leaves this host around its exit node until tsd is up again, or `tsd --cleanup` is run"
+            )
+        else:
             journal.forget(entry)
         log.info("undone what a daemon that was killed left: rules, routes and firewall of %s", entry.device)
 

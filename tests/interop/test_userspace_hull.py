@@ -27,6 +27,7 @@ from harness.netlab import NetLab, inside, wait_for
 from harness.nodes import ROOT, TsdNode
 from harness.proxyclient import Refused, SocksDatagrams, Streams, via_http, via_socks
 from harness.trafficserver import reset, stream_of
+from tsd.dns import wire as codec
 
 pytestmark = [pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -230,6 +231,28 @@ def test_a_closed_port_is_refused_at_once(pair: Pair, family: int) -> None:
             assert refused.value.code == code and time.monotonic() - began < 8
 
     pair.run(work())
+
+
+@pytest.mark.parametrize("via", list(PROXIES))
+@pytest.mark.parametrize("service", ["100.100.100.100", "fd7a:115c:a1e0::53"])
+def test_the_service_address_answers_dns_and_refuses_all_else_at_once(pair: Pair, via: str, service: str) -> None:
+    async def work() -> list[str]:
+        began = time.monotonic()
+        with pytest.raises(Refused):
+            await PROXIES[via](service, 80)
+        assert time.monotonic() - began < 8
+        name = str(pair.b.status()["Self"]["DNSName"])
+        query = codec.question(name, "A")
+        reader, writer = await PROXIES[via](service, 53)
+        try:
+            writer.write(len(query).to_bytes(2, "big") + query)
+            async with asyncio.timeout(20):
+                size = int.from_bytes(await reader.readexactly(2), "big")
+                return [str(ip) for ip in codec.addresses_in(await reader.readexactly(size))]
+        finally:
+            writer.close()
+
+    assert pair.run(work()) == [pair.ips["b"][0]]
 
 
 @pytest.mark.parametrize("pause_s", [4, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(400)])])

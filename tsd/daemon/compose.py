@@ -40,6 +40,7 @@ from tsd.transport.proxy_env import ProxySettings
 from tsd.transport.tls import quiet_tls_ends
 from tsplatform.cache_files import CacheFiles
 from tsplatform.choose import choose_hull
+from tsplatform.dnsstream import open_service
 from tsplatform.links import LinkWatcher
 from tsplatform.state_file import FileStore, MemoryStore
 from tsplatform.userspace.hull import build_userspace_hull
@@ -96,6 +97,7 @@ class DaemonService:
             await self._api.listen(settings.socket)
         engine = self._engine = self._build_engine()
         engine.on_state = self._on_state
+        engine.dialer.open_service = partial(open_service, engine.resolver.query, engine.spawn)
         tun = engine.options.hull.tun
         origin = tun.proxy_origin if isinstance(tun, NetstackTun) else (lambda proto, host: None)
         backend = EngineBackend(

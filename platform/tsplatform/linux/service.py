@@ -6,9 +6,7 @@ address and no port of the host is used: DNS over UDP and TCP (RFC 7766) by the 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort
 from tsd.base.clock import Clock
@@ -16,18 +14,14 @@ from tsd.base.entropy import Entropy
 from tsd.base.log import fields
 from tsd.base.tasks import Tasks
 from tsd.hull import DatagramPort, Frame, ResolveWire, Stream
+from tsplatform.dnsstream import DNS_PORT, Pipeline
 from tsplatform.linux.tun import KernelTun
 from tsplatform.userspace.tun import NetstackTun
 
 log = logging.getLogger(__name__)
 
-DNS_PORT = 53
-IDLE_S = 45.0
-MAX_QUERY_BYTES = 4096
 MAX_WAITING = 256
 MAX_CONNECTIONS = 128
-MAX_PIPELINED = 32
-"""Questions of one connection that are answered at the same time (RFC 7766, 6.2.1.1), in the order they get ready."""
 
 _V4, _V6 = QUAD_100.packed, QUAD_100_V6.packed
 
@@ -81,7 +75,7 @@ class ServiceStack:
             return
         self._connections += 1
         try:
-            await _Pipeline(stream, lambda query: self._resolve(query, True, resolve)).run()
+            await Pipeline(stream, lambda query: self._resolve(query, True, resolve)).run()
         finally:
             self._connections -= 1
             await stream.close()
@@ -96,60 +90,3 @@ class ServiceStack:
             return b""
         finally:
             self._waiting -= 1
-
-
-class _Pipeline:
-    """The questions of one connection."""
-
-    def __init__(self, stream: Stream, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
-        self._stream = stream
-        self._answer = answer
-        self._free = asyncio.Semaphore(MAX_PIPELINED)
-        self._writing = asyncio.Lock()
-
-    async def run(self) -> None:
-        """Until the client ends, is silent for long, or says something else."""
-        running = Tasks(log)
-        try:
-            while True:
-                async with asyncio.timeout(IDLE_S):
-                    query = await _read_query(self._stream)
-                if query is None:
-                    break
-                await self._free.acquire()
-                running.spawn(self._reply(query))
-            await asyncio.gather(*running, return_exceptions=True)
-        except (TimeoutError, OSError) as err:
-            log.debug(fields("connection ended", reason=err))
-        finally:
-            running.cancel()
-
-    async def _reply(self, query: bytes) -> None:
-        try:
-            reply = await self._answer(query)
-            if reply:
-                async with self._writing:
-                    await self._stream.write(len(reply).to_bytes(2, "big") + reply)
-        except OSError:
-            self._stream.abort()
-        finally:
-            self._free.release()
-
-
-async def _read_query(stream: Stream) -> bytes | None:
-    """One length-prefixed message; None at the end or when it is too long."""
-    head = await _read_exactly(stream, 2)
-    if head is None:
-        return None
-    size = int.from_bytes(head, "big")
-    return await _read_exactly(stream, size) if 0 < size <= MAX_QUERY_BYTES else None
-
-
-async def _read_exactly(stream: Stream, count: int) -> bytes | None:
-    got = b""
-    while len(got) < count:
-        chunk = await stream.read(count - len(got))
-        if not chunk:
-            return None
-        got += chunk
-    return got

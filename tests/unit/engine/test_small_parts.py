@@ -184,6 +184,14 @@ class TestDialer:
         assert await dialer.open_datagram(parse_ip("100.64.0.7")) == "port"
         assert await dialer.open_datagram(parse_ip("192.0.2.1")) is None
 
+    async def test_service_addresses_are_answered_here_or_refused_at_once(self) -> None:
+        dialer = Dialer(_Net(), _Names())  # type: ignore[arg-type]
+        for host in ("100.100.100.100", "[fd7a:115c:a1e0::53]"):
+            with pytest.raises(ConnectionRefusedError):
+                await dialer.dial(host, 53)
+        dialer.open_service = lambda remote: ("service", remote.port)  # type: ignore[assignment, return-value]
+        assert await dialer.dial("100.100.100.100", 53) == ("service", 53)  # type: ignore[comparison-overlap]
+
     async def test_foreign_and_own_addresses_use_the_host(self) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"hi")

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from harness.fedstream import FedStream
-from tsplatform.linux import service
-from tsplatform.linux.service import MAX_PIPELINED, _Pipeline
+from tsd.base.addr import QUAD_100, AddrPort
+from tsplatform import dnsstream
+from tsplatform.dnsstream import MAX_PIPELINED, Pipeline, open_service
 
 
 def framed(*messages: bytes) -> bytes:
@@ -17,7 +18,7 @@ def framed(*messages: bytes) -> bytes:
 
 async def run(data: bytes, answer: object, step: int = 97) -> FedStream:
     stream = FedStream(data, step)
-    await _Pipeline(stream, answer).run()  # type: ignore[arg-type]
+    await Pipeline(stream, answer).run()  # type: ignore[arg-type]
     return stream
 
 
@@ -59,9 +60,24 @@ async def test_silence_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> N
             await asyncio.sleep(3600)
             return b""
 
-    monkeypatch.setattr(service, "IDLE_S", 0.05)
+    monkeypatch.setattr(dnsstream, "IDLE_S", 0.05)
 
     async def answer(query: bytes) -> bytes:
         return query
 
-    await asyncio.wait_for(_Pipeline(Silent(b""), answer).run(), 10)
+    await asyncio.wait_for(Pipeline(Silent(b""), answer).run(), 10)
+
+
+async def test_our_own_process_reaches_the_resolver_without_a_packet() -> None:
+    async def answer(query: bytes, over_tcp: bool) -> bytes:
+        assert over_tcp
+        return query.upper()
+
+    served: list[asyncio.Task[None]] = []
+    stream = open_service(answer, lambda work: served.append(asyncio.ensure_future(work)), AddrPort(QUAD_100, 53))
+    await stream.write(framed(b"one"))
+    assert await asyncio.wait_for(stream.read(100), 10) == framed(b"ONE")
+    await stream.close()
+    await asyncio.wait_for(served[0], 10)
+    with pytest.raises(ConnectionRefusedError, match="DNS only"):
+        open_service(answer, served.append, AddrPort(QUAD_100, 80))

@@ -6,15 +6,17 @@ Used by the SOCKS5 and HTTP proxies, by `tsctl nc` and by our own clients (tails
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Protocol
 
-from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError
 from tsd.hull import DatagramPort, OverlayNet, Stream
 from tsd.transport.dial import Protect
 from tsd.transport.host import connect_host
 
 LOOPBACK = parse_ip("127.0.0.1")
+_SERVICES = frozenset((QUAD_100, QUAD_100_V6))
 
 
 class NameSource(Protocol):
@@ -35,6 +37,10 @@ class NameSource(Protocol):
         """Addresses of a foreign name by the resolvers in force. Raises OSError."""
 
 
+def _no_service(remote: AddrPort) -> Stream:
+    raise ConnectionRefusedError(errno.ECONNREFUSED, f"nothing answers on {remote}")
+
+
 class Dialer:
     """One per engine; keeps nothing between calls."""
 
@@ -46,6 +52,8 @@ class Dialer:
         self._names = names
         self._protect = protect
         self._has_device = has_device
+        self.open_service: Callable[[AddrPort], Stream] = _no_service
+        """A connection to one of the overlay's service addresses, which no packet leaves for; the daemon sets it."""
 
     async def addresses(self, host: str) -> list[IPAddress]:
         """Literal, tailnet name, or the host's resolver, in this order. Raises OSError."""
@@ -66,6 +74,8 @@ class Dialer:
         raise failure
 
     async def dial_ip(self, remote: AddrPort, timeout_s: float = 10.0) -> Stream:
+        if remote.ip in _SERVICES:
+            return self.open_service(remote)
         if self._names.is_own(remote.ip):
             return await self._dial_self(remote, timeout_s)
         if self._names.is_overlay(remote.ip):

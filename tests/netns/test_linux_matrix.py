@@ -97,7 +97,7 @@ def _subnet(net: RouterLab, mode: str) -> None:
             net.r.call("set", f"--snat-subnet-routes={snat}")
             wanted = ROUTER[version] if mode != "off" and snat == "true" else client
             assert net.who(LAN_HOST[version], wanted) == wanted, f"{snat}\n{net.r.tail()}"
-        assert net.who(client, namespace=net.l) == LAN_HOST[version], "LAN host to tailnet node"
+        assert net.who(client, LAN_HOST[version], net.l) == LAN_HOST[version], "LAN host to tailnet node"
         assert net.ping(net.c.namespace, net.own(net.r, version))
         assert net.ping(net.r.namespace, client)
         net.r.call("set", "--snat-subnet-routes=true")

@@ -202,13 +202,14 @@ int fdpump_set_guarded(fdpump *p, const int64_t *peers, size_t peer_count) {
     table_free(&fresh);
     return -1;
   }
+  for (size_t i = 0; i < peer_count; i++) core_set_by_hand(p->core, peers[i], 1);
   pthread_mutex_lock(&p->filter.lock);
   former = p->filter.guarded;
   p->filter.guarded = fresh;
   pthread_mutex_unlock(&p->filter.lock);
-  for (uint32_t i = 0; i < former.capacity; i++)
-    if (former.slots[i].value) core_set_by_hand(p->core, (int64_t)former.slots[i].key, 0);
-  for (size_t i = 0; i < peer_count; i++) core_set_by_hand(p->core, peers[i], 1);
+  for (uint32_t i = 0; i < former.capacity; i++) /* who stays is guarded all the time */
+    if (former.slots[i].value && !table_get(&fresh, former.slots[i].key))
+      core_set_by_hand(p->core, (int64_t)former.slots[i].key, 0);
   table_free(&former);
   return 0;
 }

@@ -135,6 +135,44 @@ static void test_other_sockets(void) {
   close_ends(ends);
 }
 
+typedef struct {
+  fdpump *pump;
+  atomic_int ends;
+} guarding;
+
+static void *guard_again(void *given) {
+  static const int64_t peers[3] = {5, PEER, 9};
+  guarding *g = given;
+  while (!atomic_load(&g->ends)) CHECK(fdpump_set_guarded(g->pump, peers, 3) == 0);
+  return NULL;
+}
+
+/* Not for a moment, while the list is replaced by another one with the peer in it. */
+static void test_stays_guarded(void) {
+  end ends[2];
+  up_message m;
+  core_activity before, after;
+  guarding g = {0};
+  pthread_t thread;
+  open_ends(ends, &whole);
+  start(ends, &whole);
+  g.pump = ends[0].pump;
+  static const int64_t peer = PEER;
+  CHECK(fdpump_set_guarded(g.pump, &peer, 1) == 0);
+  CHECK(!pthread_create(&thread, NULL, guard_again, &g));
+  core_get_activity(ends[0].core, PEER, &before);
+  uint32_t bytes = build(packet, 0, 6, 0, 100);
+  for (int i = 0; i < 2000; i++) {
+    inject(&ends[0], &whole, packet, bytes, 0);
+    CHECK(wait_for(&ends[0], UP_HOST, &m));
+  }
+  atomic_store(&g.ends, 1);
+  pthread_join(thread, NULL);
+  core_get_activity(ends[0].core, PEER, &after);
+  CHECK(before.tx_packets == after.tx_packets);
+  close_ends(ends);
+}
+
 /* Both directions of a guarded peer are shown, and nothing of it is sealed. */
 static void test_guarded(void) {
   static const int64_t peers[3] = {5, PEER, 9};
@@ -185,6 +223,7 @@ int main(void) {
   test_no_segmentation();
   test_other_sockets();
   test_guarded();
+  test_stays_guarded();
   test_mss();
   puts("fdfaults: all passed");
   return 0;

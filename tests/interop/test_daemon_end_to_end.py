@@ -189,6 +189,20 @@ def test_interactive_login(daemon: Daemon, coord: CoordProcess) -> None:
     assert daemon.ok("status").split()[1:3] == ["person", "alice@"]
 
 
+def test_down_ends_the_attempts_of_a_first_login(daemon: Daemon, coord: CoordProcess) -> None:
+    daemon.start()
+    begun = daemon.cli("up", f"--login-server={coord.url}", "--hostname=waverer", "--timeout=3s")
+    assert begun.returncode == 1
+    wait_until(lambda: daemon.status()["AuthURL"], 20, "the URL in status")
+    url = str(daemon.status()["AuthURL"])
+    daemon.ok("down")
+    assert daemon.cli("status").stdout == "Logged out.\n"
+    coord_cli(coord, "nodes", "approve", url, "--user=alice")
+    time.sleep(1.0)
+    assert daemon.state_name == "NeedsLogin" and not daemon.status().get("HaveNodeKey"), "nobody waits for it any more"
+    join(daemon, coord, "waverer")
+
+
 def test_logout_forgets_and_a_new_login_is_a_new_node(daemon: Daemon, coord: CoordProcess) -> None:
     daemon.start()
     join(daemon, coord, "leaver")

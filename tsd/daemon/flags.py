@@ -34,7 +34,7 @@ class Settings:
     state: str = MEMORY_STATE
     """A file, or `mem:` (the node is ephemeral then)."""
     state_dir: Path | None = None
-    """Folder for certificates and files; None when the state is in memory and no --statedir was given."""
+    """Folder for what is kept beside the state; None when the state is in memory and no --statedir was given."""
     socket: str = ""
     port: int = 0
     """UDP port; 0 = 41641 if it is free, else any."""
@@ -98,7 +98,7 @@ class _Flag:
 _FLAGS = (
     _Flag("tun", f"tunnel device to make, or {USERSPACE_TUN}; a comma list is tried in order"),
     _Flag("state", "state file, or mem: to keep nothing (the node is ephemeral then)"),
-    _Flag("statedir", "folder for the state file, certificates and received files"),
+    _Flag("statedir", "folder for the state file, the last netmap, and what a crash would leave to undo"),
     _Flag("socket", "path of the LocalAPI's Unix socket"),
     _Flag("port", "UDP port for WireGuard; 0 = 41641 if free, else any"),
     _Flag("mtu", f"largest packet in the tunnel, {LEAST_MTU_BYTES} to {MOST_MTU_BYTES}; no IPv6 below {MTU_BYTES}"),

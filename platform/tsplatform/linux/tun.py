@@ -12,6 +12,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ from tsplatform.linux import vnet
 log = logging.getLogger(__name__)
 
 TUN_NODE = "/dev/net/tun"
-MAX_NAME_BYTES = 15
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}")
+"""Narrower than the kernel's: firewall rules and hooks of resolvconf name it, where `+` and quotes mean something."""
 
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
 _SIOCGIFFLAGS = 0x8913
@@ -216,7 +218,7 @@ def open_tun(name: str, mtu_bytes: int = 1280, *, offload: bool = True, node: st
 
 
 def _open_node(name: str, node: str) -> int:
-    if not name or len(name.encode()) > MAX_NAME_BYTES or any(c in "/: \t\n" for c in name) or name in (".", ".."):
+    if not _NAME.fullmatch(name):
         raise HullError(f"create {name!r}", "not a name for a network interface", "use 1 to 15 letters and digits")
     try:
         return os.open(node, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

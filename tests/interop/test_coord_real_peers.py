@@ -25,6 +25,7 @@ from harness.packaged import packaged
 pytestmark = [pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(150)]
 
 PEERS = Path(os.environ.get("TSD_PEER_BIN", "/nonexistent"))
+LAB = f"tsdF{os.getpid()}"
 CONTROL_PORT, DERP_PORT, STUN_PORT = 8080, 3340, 3478
 
 
@@ -43,7 +44,7 @@ def needs_peer(*names: str) -> pytest.MarkDecorator:
 def lab() -> Iterator[NetLab]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    with NetLab("tsdF", "10.77.0") as made:
+    with NetLab(LAB, "10.77.0") as made:
         made.add_host("hub0")
         yield made
 
@@ -51,8 +52,8 @@ def lab() -> Iterator[NetLab]:
 def start_coord(lab: NetLab, folder: Path, *extra: str) -> CoordProcess:
     return CoordProcess(
         folder / "coord",
-        netns="tsdF-hub0",
-        address=lab.address("tsdF-hub0"),
+        netns=f"{LAB}-hub0",
+        address=lab.address(f"{LAB}-hub0"),
         control_port=CONTROL_PORT,
         derp_port=DERP_PORT,
         stun_port=STUN_PORT,
@@ -85,11 +86,11 @@ def caddy(lab: NetLab, folder: Path, host: str, key: str, url: str, site: str, *
     )
     environ = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
     words = [CADDY, "run", "--adapter", "caddyfile", "--config", str(config)]
-    return lab.start(f"tsdF-{host}", words, folder / f"{host}.log", environ)
+    return lab.start(f"{LAB}-{host}", words, folder / f"{host}.log", environ)
 
 
 def fetch(lab: NetLab, host: str, url: str, *more: str) -> str:
-    return lab.run(f"tsdF-{host}", "curl", "-sS", "--max-time", "10", *more, url, check=False)
+    return lab.run(f"{LAB}-{host}", "curl", "-sS", "--max-time", "10", *more, url, check=False)
 
 
 @needs_caddy
@@ -156,12 +157,12 @@ def test_two_tailcats_talk_through_our_relay_and_then_directly(lab: NetLab, tmp_
         (tmp_path / "www").mkdir()
         (tmp_path / "www/file").write_bytes(os.urandom(5 << 20))
         web = [sys.executable, "-m", "http.server", "80", "--bind", "127.0.0.1", "--directory", str(tmp_path / "www")]
-        lab.start("tsdF-one", web, tmp_path / "web.log")
+        lab.start(f"{LAB}-one", web, tmp_path / "web.log")
         address_file = tmp_path / "address"
         derp_map = f"--derpmap-url={coord.url}/derpmap.json"
         environ = {"HOME": str(tmp_path), "TAILCAT_ADDR_FILE": str(address_file)}
         serving = [TAILCAT, derp_map, "--key=new", "--serve=80"]
-        server = lab.start("tsdF-one", serving, tmp_path / "tailcat.log", environ)
+        server = lab.start(f"{LAB}-one", serving, tmp_path / "tailcat.log", environ)
         wait_for(lambda: not server.is_running or address_file.exists(), 30, "tailcat's address")
         assert server.is_running, server.tail()
         address = address_file.read_text().strip()
@@ -169,14 +170,14 @@ def test_two_tailcats_talk_through_our_relay_and_then_directly(lab: NetLab, tmp_
 
         def ask(*words: str, strict: bool = False) -> str:
             done = subprocess.run(
-                ["ip", "netns", "exec", "tsdF-two", TAILCAT, derp_map, "--key=new", *words],
+                ["ip", "netns", "exec", f"{LAB}-two", TAILCAT, derp_map, "--key=new", *words],
                 capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "HOME": str(tmp_path)},
             )  # fmt: skip
             return done.stdout + done.stderr if strict or done.returncode == 0 else ""
 
         wait_for(lambda: "pong" in ask("ping", address), 30, "a pong")
         pings = ask("ping", "--until-direct", address)
-        assert "pong" in pings and f"{lab.address('tsdF-one')}:" in pings, pings
+        assert "pong" in pings and f"{lab.address(f'{LAB}-one')}:" in pings, pings
         fetched = tmp_path / "fetched"
         curl = ["curl", "-sS", "--max-time", "30", "-o", str(fetched), "http://server.tailcat:80/file"]
         told = ask("socks", address, *curl, strict=True)
@@ -205,7 +206,7 @@ class Tailscaled:
         return self._lab.run(self.host, *program, *words, timeout_s=60, check=check)
 
     def up(self, coord: CoordProcess, *more: str, key: str) -> None:
-        name = self.host.removeprefix("tsdF-")
+        name = self.host.removeprefix(f"{LAB}-")
         self.cli("up", f"--login-server={coord.url}", f"--auth-key={key}", f"--hostname={name}", "--timeout=30s", *more)
 
     def names(self) -> set[str]:
@@ -225,7 +226,7 @@ def test_two_tailscaled_by_relay_and_directly(lab: NetLab, coord: CoordProcess, 
     for node in (one, two):
         lab.run(node.host, "iptables", "-F", "INPUT")
     direct = one.cli("ping", "--c=20", "two")
-    assert f"via {lab.address('tsdF-two')}:" in direct, direct
+    assert f"via {lab.address(f'{LAB}-two')}:" in direct, direct
 
     assert one.names() == {"two"}
     coord.call("nodes.rename", node="two", name="bee")
@@ -278,7 +279,7 @@ def test_upstreams_own_control_client(lab: NetLab, coord: CoordProcess, tmp_path
 def test_upstreams_relay_and_stun_probes(lab: NetLab, tmp_path: Path) -> None:
     """derpprobe wants a host name and a chain it can verify, so it gets both; it knows neither pins nor IPv4 alone."""
     coord = start_coord(lab, tmp_path, "--no-derp-verify-clients", "--advertise=relay.test")
-    host, relay = lab.add_host("one"), lab.address("tsdF-hub0")
+    host, relay = lab.add_host("one"), lab.address(f"{LAB}-hub0")
     hosts = Path("/etc/netns") / host / "hosts"
     try:
         hosts.write_text(f"127.0.0.1 localhost\n{relay} relay.test\n")
@@ -301,4 +302,4 @@ def test_upstreams_relay_and_stun_probes(lab: NetLab, tmp_path: Path) -> None:
 def test_nothing_is_left_running() -> None:
     """Namespaces of this file are gone."""
     time.sleep(0.1)
-    assert "tsdF-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=False).stdout
+    assert f"{LAB}-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=False).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Relay:
 def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
     binary = peer_binary("derper")
     folder: Path = tmp_path_factory.mktemp("derper")
-    with NetLab("tsdD") as lab:
+    with NetLab(f"tsdD{os.getpid()}") as lab:
         namespace = lab.add_host("derp")
         address = lab.address(namespace)
         cert, key = certificates.self_signed([address], time.time())

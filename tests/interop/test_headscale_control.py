@@ -35,7 +35,7 @@ POLICY: dict[str, Any] = {"tagOwners": {"tag:x": ["u@"], "tag:y": ["u@"]}, **ALL
 @pytest.fixture(scope="module")
 def headscale(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Headscale]:
     peer_binary("headscale")
-    with NetLab("tsdE") as lab:
+    with NetLab(f"tsdE{os.getpid()}") as lab:
         namespace = lab.add_host("hs")
         server = Headscale(lab, namespace, tmp_path_factory.mktemp("headscale")).start()
         server.set_policy(POLICY)

@@ -71,7 +71,7 @@ class Tailnet:
 def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tailnet]:
     for name in ("headscale", "derper", "tailscaled", "tailscale"):
         peer_binary(name)
-    with NetLab(f"hs{request.param[:2]}", "10.98.1") as lab:
+    with NetLab(f"hs{os.getpid()}", "10.98.1") as lab:
         yield Tailnet(lab, tmp_path_factory.mktemp(request.param), SUBJECTS[request.param])
 
 

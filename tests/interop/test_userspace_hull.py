@@ -85,7 +85,7 @@ def running(lab: NetLab, folder: Path) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with NetLab("tsdTu", "10.95.0") as lab, running(lab, tmp_path_factory.mktemp("hull")) as made:
+    with NetLab(f"tsdTu{os.getpid()}", "10.95.0") as lab, running(lab, tmp_path_factory.mktemp("hull")) as made:
         yield made
 
 

@@ -31,7 +31,7 @@ from tsd.wireguard.cookie import MacStamp
 
 pytestmark = [pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(120)]
 
-NS_OURS, NS_THEIRS = "tsdA-ours", "tsdA-wg"
+NS_OURS, NS_THEIRS = f"tsdA{os.getpid()}-ours", f"tsdA{os.getpid()}-wg"
 INTERFACE = "tsdAwg0"
 OUR_UNDERLAY, THEIR_UNDERLAY = "10.99.71.1", "10.99.71.2"
 OUR_PORT, THEIR_PORT = 51871, 51872

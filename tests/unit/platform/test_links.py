@@ -131,7 +131,7 @@ async def test_watching_goes_on_after_an_error_on_the_socket() -> None:
 
 @pytest.fixture
 def namespace() -> Iterator[str]:
-    name = "hlinks0"
+    name = f"hlinks{os.getpid()}"
     made = shutil.which("ip") and subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
     if not made:
         pytest.skip("needs root and ip netns")

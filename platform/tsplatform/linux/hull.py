@@ -185,6 +185,7 @@ def undo_leftovers(folder: Path, *, stays_closed: bool = False) -> None:
         else:
             journal.forget(entry)
         log.info("undone what a daemon that was killed left: rules, routes and firewall of %s", entry.device)
+    journal.tidy()
 
 
 def _purge(names: HostNames, journal: UndoJournal, stays_closed: bool) -> bool:

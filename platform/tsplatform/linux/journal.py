@@ -54,6 +54,7 @@ class UndoJournal:
 
     def __init__(self, folder: Path, scope: Scope | None = None) -> None:
         self.path = folder / FILE_NAME
+        self._fresh = self.path.with_suffix(".new")
         self._scope = scope or Scope.current()
         self._entries = self._read()
 
@@ -74,6 +75,12 @@ class UndoJournal:
             self._entries.remove(entry)
             self._write()
 
+    def tidy(self) -> None:
+        """What a crash while noting has left goes, where nothing is noted here."""
+        if not self._entries:
+            with contextlib.suppress(OSError):
+                self._fresh.unlink(missing_ok=True)
+
     def _read(self) -> list[Entry]:
         try:
             found = json.loads(self.path.read_text("utf-8"))
@@ -92,8 +99,7 @@ class UndoJournal:
                 self.path.unlink(missing_ok=True)
                 return
             text = json.dumps({"scope": asdict(self._scope), "entries": [asdict(e) for e in self._entries]}, indent=1)
-            fresh = self.path.with_suffix(".new")
-            fresh.write_text(text, "utf-8")
-            os.replace(fresh, self.path)
+            self._fresh.write_text(text, "utf-8")
+            os.replace(self._fresh, self.path)
         except OSError as err:
             log.warning("%s cannot be written: after a crash things may be left on this host: %s", self.path, err)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tsplatform.linux.journal import Entry, Scope, UndoJournal
+from tsplatform.linux.journal import Entry, Scope, UndoJournal, has_leftovers
 
 HERE = Scope("boot", "net")
 SLOT = Entry("slot", 1, "tsd1")
@@ -33,6 +33,19 @@ def test_a_damaged_file_undoes_nothing(tmp_path: Path) -> None:
         assert journal.entries == ()
         journal.note(SLOT)
         assert UndoJournal(tmp_path, HERE).entries == (SLOT,)
+
+
+def test_a_note_that_a_crash_cut_short_is_no_leftover_for_ever(tmp_path: Path) -> None:
+    half = tmp_path / "undo.new"
+    half.write_text("{")
+    journal = UndoJournal(tmp_path, HERE)
+    journal.note(Entry("slot", 3, "tsd3"))
+    half.write_text("{")
+    journal.tidy()
+    assert half.exists() and journal.path.exists()
+    journal.forget(Entry("slot", 3, "tsd3"))
+    journal.tidy()
+    assert not has_leftovers(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:

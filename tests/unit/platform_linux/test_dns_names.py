@@ -13,7 +13,7 @@ import pytest
 from tsd.base.errors import HullError
 from tsd.hull import DnsConfig
 from tsplatform.linux import programs
-from tsplatform.linux.dns import choose, file, keeper, system
+from tsplatform.linux.dns import choose, debian, file, keeper, system, tools, undo
 from tsplatform.linux.dns.keeper import FIGHT_LIMIT
 from tsplatform.linux.dns.system import SystemNames
 
@@ -156,6 +156,18 @@ def test_what_a_killed_daemon_had_begun_to_write_goes_away(bed: Bed) -> None:
         path.touch()
     assert not file.restore(bed.folder / file.BACKUP_NAME, bed.path)
     assert not any(path.exists() for path in left) and bed.path.read_bytes() == ORIGINAL
+
+
+def test_so_does_what_it_had_begun_for_resolvconf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "restore", lambda backup: False)
+    monkeypatch.setattr(undo, "NAMES_CLAIM", f"test.{os.getpid()}")
+    monkeypatch.setattr(debian, "HOOK", tmp_path / "hooks/tsd")
+    left = [tmp_path / f".{tools.UNDO_NAME}.tsd-7", tmp_path / "hooks/.tsd.tsd-7"]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    undo.undo_names(tmp_path)
+    assert not any(path.exists() for path in left)
 
 
 def test_after_a_crash_a_file_of_somebody_else_stays(bed: Bed) -> None:

@@ -228,7 +228,7 @@ def _rewrite(path: Path, content: bytes) -> None:
 def restore(backup: Path, path: Path = PATH) -> bool:
     """Undo by what was kept; whether there was something to undo. A file that is not ours any more stays as it is."""
     for started in (backup, path):
-        _drop_unfinished(started)
+        drop_unfinished(started)
     try:
         raw = backup.read_bytes()
     except OSError:
@@ -246,7 +246,7 @@ def restore(backup: Path, path: Path = PATH) -> bool:
     return True
 
 
-def _drop_unfinished(path: Path) -> None:
+def drop_unfinished(path: Path) -> None:
     """What a daemon left that was killed while it replaced this file."""
     with contextlib.suppress(OSError):
         for fresh in path.parent.glob(f".{path.name}.tsd-*"):

@@ -29,6 +29,8 @@ def undo_names(folder: Path) -> None:
 
 
 def _undo(folder: Path) -> None:
+    for started in (folder / tools.UNDO_NAME, debian.HOOK):
+        file.drop_unfinished(started)
     if file.restore(folder / file.BACKUP_NAME):
         log.info("given back as it was before a daemon that was killed: %s", file.PATH)
     left = tools.noted(folder)

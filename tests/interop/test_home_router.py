@@ -16,12 +16,10 @@ from harness.netlab import NetLab, Process, sh, wait_for
 from harness.unpacked import unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
-MINIUPNPD = next((root / "usr/sbin/miniupnpd" for root in [unpacked("miniupnpd-nftables")] if root), None)
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.root,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(MINIUPNPD is None, reason="miniupnpd-nftables cannot be downloaded"),
     pytest.mark.skipif(not shutil.which("nft"), reason="nft is not installed"),
 ]
 
@@ -88,7 +86,8 @@ class Router:
         (self._folder / "conf").write_text("\n".join(lines) + "\n")
         pid = self._folder / "pid"
         pid.unlink(missing_ok=True)
-        words = [str(MINIUPNPD), "-d", "-f", str(self._folder / "conf"), "-P", str(pid)]
+        program = unpacked("miniupnpd-nftables") / "usr/sbin/miniupnpd"
+        words = [str(program), "-d", "-f", str(self._folder / "conf"), "-P", str(pid)]
         self.process = self._lab.start(self.inside, words, self._folder / "miniupnpd.log")
         wait_for(lambda: "isten" in self.process.tail() or pid.exists(), 20, "miniupnpd")  # type: ignore[union-attr]
 

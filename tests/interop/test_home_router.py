@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.debs import unpacked
+from harness.debs import unpacked
 from harness.netlab import NetLab, Process, sh, wait_for
-from harness.unpacked import unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from harness.debs import unpacked
-from harness.debs import unpacked
 from harness.netlab import NetLab, Process, sh, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -36,6 +36,12 @@ def test_the_unit_waits_for_ready_and_cleans_up(service: dict[str, str]) -> None
     assert service["Restart"] == "on-failure"
 
 
+def test_what_the_sandbox_lets_be_written_is_there_or_may_be_missing(service: dict[str, str]) -> None:
+    lock = "/run/xtables.lock"
+    assert f"-{lock}" in service["ReadWritePaths"].split()
+    assert service["ExecStartPre"] == f"+-/usr/bin/touch {lock}" and service["UMask"] == "0077"
+
+
 @pytest.mark.parametrize("key", ["ExecStart", "ExecStopPost"])
 def test_the_daemon_takes_the_flags_of_the_unit(service: dict[str, str], key: str) -> None:
     words = service[key].replace("${PORT}", "0").replace("$FLAGS", "--verbose=1").split()[1:]

@@ -177,6 +177,28 @@ def test_after_a_crash_a_file_of_somebody_else_stays(bed: Bed) -> None:
     assert bed.path.read_bytes() == b"nameserver 198.51.100.1\n"
 
 
+@pytest.mark.parametrize("kind", ["file", "symlink", "nothing"])
+def test_a_file_that_went_missing_comes_back(bed: Bed, kind: str) -> None:
+    if kind != "file":
+        bed.path.unlink()
+    if kind == "symlink":
+        bed.path.symlink_to("gone.conf")
+    bed.names.apply(MAGIC)
+    bed.path.unlink()
+    assert file.restore(bed.folder / file.BACKUP_NAME, bed.path)
+    before = {"file": file.Before(ORIGINAL), "symlink": file.Before(None, "gone.conf"), "nothing": file.Before()}
+    assert file.look(bed.path) == before[kind]
+    assert not (bed.folder / file.BACKUP_NAME).exists()
+
+
+def test_a_symlink_of_somebody_else_that_leads_nowhere_stays(bed: Bed) -> None:
+    bed.names.apply(MAGIC)
+    bed.path.unlink()
+    bed.path.symlink_to("theirs.conf")
+    assert file.restore(bed.folder / file.BACKUP_NAME, bed.path)
+    assert os.readlink(bed.path) == "theirs.conf"
+
+
 def test_a_damaged_backup_is_said(bed: Bed) -> None:
     (bed.folder / file.BACKUP_NAME).write_text("{}")
     with pytest.raises(HullError, match="damaged"):

@@ -226,7 +226,7 @@ def _rewrite(path: Path, content: bytes) -> None:
 
 
 def restore(backup: Path, path: Path = PATH) -> bool:
-    """Undo by what was kept; whether there was something to undo. A file that is not ours any more stays as it is."""
+    """Undo by what was kept; whether there was something to undo. What somebody else put there stays as it is."""
     for started in (backup, path):
         drop_unfinished(started)
     try:
@@ -239,7 +239,7 @@ def restore(backup: Path, path: Path = PATH) -> bool:
         raise HullError(
             f"give back {path}", f"{backup} is damaged: {err}", f"check {path}, then delete {backup}"
         ) from None
-    if is_ours(content_of(path)):
+    if is_ours(content_of(path)) or not os.path.lexists(path):
         _give_back(path, before)
     with contextlib.suppress(OSError):
         backup.unlink()
@@ -260,7 +260,7 @@ def _give_back(path: Path, before: Before) -> None:
             os.symlink(before.target, fresh)
             os.rename(fresh, path)
         elif before.content is None:
-            path.unlink()
+            path.unlink(missing_ok=True)
         else:
             put(path, before.content, before.mode)
     except OSError as err:

@@ -61,6 +61,7 @@ class FakeNft:
         self.table = ""
         self.written = 0
         self.trouble = ""
+        self.unlisted = ""
 
     def __call__(self, words: Sequence[str], text: str) -> str:
         if self.trouble:
@@ -70,6 +71,8 @@ class FakeNft:
             self.table = text if len(commands) > 2 else ""
             self.written += bool(self.table)
             return ""
+        if self.unlisted:
+            raise HullError("firewall: nft", self.unlisted)
         if not self.table:
             raise HullError("firewall: nft", "No such file or directory")
         rule = {"chain": "tsd-input", "handle": self.written, "text": self.table}
@@ -88,6 +91,20 @@ def test_nft_writes_again_only_what_changed_and_tells_what_was_flushed() -> None
     assert not table.apply(FirewallWishes(NODIVERT))
     table.apply(FirewallWishes(OFF))
     assert nft.table == ""
+
+
+def test_nft_writes_nothing_when_it_cannot_tell_what_is_there() -> None:
+    nft = FakeNft()
+    table = NftTable(NAMES, nft)
+    table.apply(FirewallWishes(ON))
+    nft.unlisted = "timed out"
+    for attempt in (lambda: table.apply(FULL), table.remove):
+        with pytest.raises(HullError, match="timed out"):
+            attempt()
+    assert nft.written == 1 and nft.table
+    nft.unlisted = ""
+    table.apply(FULL)
+    assert nft.written == 2
 
 
 def test_counters_and_handles_do_not_count() -> None:
@@ -124,10 +141,13 @@ class FakeIptables:
     def __init__(self) -> None:
         self.tables: dict[str, dict[str, list[str]]] = {}
         self.refuses = "nothing"
+        self.unlisted: dict[str, HullError] = {}
 
     def __call__(self, words: Sequence[str], text: str) -> str:
         family = "6" if words[0].startswith("ip6") else "4"
         if words[0].endswith("-save"):
+            if family + words[-1] in self.unlisted:
+                raise self.unlisted[family + words[-1]]
             return self._save(family, words[-1])
         if self.refuses in words[0] + text:
             raise HullError(f"firewall: {words[0]}", "refused")
@@ -238,6 +258,36 @@ def test_f05_missing_parts_of_iptables_are_told_and_the_rest_works() -> None:
     chains = IptablesChains(NAMES, "iptables-nft", fake)
     chains.apply(FULL)
     assert "table mangle" in chains.trouble
+
+
+@pytest.mark.parametrize("table", ["4filter", "4nat", "4mangle"])
+def test_iptables_writes_nothing_when_it_cannot_tell_what_is_there(table: str) -> None:
+    fake = FakeIptables()
+    chains = IptablesChains(NAMES, "iptables-nft", fake)
+    chains.apply(FULL)
+    whole = json.dumps(fake.tables)
+    fake.unlisted = {table: HullError("firewall: iptables-nft-save", "timed out")}
+    for attempt in (lambda: chains.apply(FirewallWishes(ON)), chains.remove):
+        with pytest.raises(HullError, match="timed out"):
+            attempt()
+        assert json.dumps(fake.tables) == whole
+    fake.unlisted = {}
+    chains.apply(FULL)
+    assert json.dumps(fake.tables) == whole
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        HullError("firewall", "ip6tables-nft-save is not installed", errno=127),
+        HullError("firewall", "Cannot initialize: Table does not exist (do you need to insmod?)"),
+        HullError("firewall", "Cannot initialize: Address family not supported by protocol"),
+    ],
+)
+def test_where_no_table_can_be_there_is_nothing_to_take_back(said: HullError) -> None:
+    fake = FakeIptables()
+    fake.unlisted = {f"6{table}": said for table in ("filter", "nat", "mangle")}
+    IptablesChains(NAMES, "iptables-nft", fake).remove()
 
 
 def test_a_second_slot_is_not_taken_for_ours() -> None:

@@ -10,7 +10,6 @@ iptables-extensions(8).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 
@@ -28,7 +27,7 @@ from tsplatform.linux.netfilter.rules import (
     mode_text,
     rules_of,
 )
-from tsplatform.linux.netfilter.run import Run, run_program
+from tsplatform.linux.netfilter.run import NO_PROGRAM, Run, run_program
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +41,8 @@ TABLE_OF: dict[Chain, str] = {
 }
 TABLES = ("filter", "nat", "mangle")
 _WAIT_S = "5"
+_ABSENT = ("does not exist", "not supported by protocol")
+"""How iptables-legacy says that the kernel has no such table, or not this family."""
 _LABEL = "-m comment --comment tsd"
 
 Saved = dict[str, list[str]]
@@ -78,8 +79,8 @@ class IptablesChains:
             self._write(6, wishes)
         except HullError as err:
             self.trouble = f"IPv6 firewall rules are off, because {err.reason}"
-        self._applied, self._must_lead = wishes, False
         self._listing = {version: self._listed(version) for version in self._families()}
+        self._applied, self._must_lead = wishes, False
         log.info("firewall: chains %s-* of %s written (%s)", self._prefix, self.backend, mode_text(wishes.mode))
         if self.trouble:
             log.warning("%s", self.trouble)
@@ -132,11 +133,17 @@ class IptablesChains:
         return ours(self._save(version), self._prefix)
 
     def _save(self, version: int) -> str:
-        """Table by table: one with rules that iptables cannot read (of nft, or a real tailscaled) hides no other."""
+        """Table by table: one with rules that iptables cannot read (of nft, or a real tailscaled) hides no other.
+
+        Raises `HullError` when one cannot be listed that may be there: our jumps would be added a second time.
+        """
         found = []
         for table in TABLES:
-            with contextlib.suppress(HullError):
+            try:
                 found.append(self._run([self._program(version, "-save"), "-t", table], ""))
+            except HullError as err:
+                if err.errno != NO_PROGRAM and not any(text in err.reason for text in _ABSENT):
+                    raise
         return "\n".join(found)
 
     # --- writing

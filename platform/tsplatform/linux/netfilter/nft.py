@@ -41,6 +41,7 @@ _HOOKS: dict[Chain, tuple[str, int]] = {
 }
 _MANAGED = frozenset({*_HOOKS, *(f"tsd-{chain}" for chain in _HOOKS)})
 _WRITE = ("nft", "-j", "-f", "-")
+_ABSENT = "No such file or directory"
 
 
 class NftTable:
@@ -91,12 +92,16 @@ class NftTable:
         return hints(self._names)
 
     def _present(self) -> list[Json]:
-        """Our table as the kernel has it; empty when it is gone."""
+        """Our table as the kernel has it; empty when it is gone. Raises `HullError` when that cannot be told."""
         try:
             raw = self._run(["nft", "-j", "list", "table", "inet", self._names.nft_table], "")
             return list(json.loads(raw)["nftables"])
-        except (HullError, ValueError, KeyError):
-            return []
+        except HullError as err:
+            if _ABSENT in err.reason:
+                return []
+            raise
+        except (ValueError, KeyError, TypeError) as err:
+            raise HullError("firewall: nft", f"the listing of our table cannot be read: {err}") from None
 
 
 def canonical(objects: list[Json]) -> str:

@@ -12,17 +12,18 @@ Run = Callable[[Sequence[str], str], str]
 """`run(words, input)` gives what was printed. Raises `HullError`. Tests bring their own."""
 
 _TIMEOUT_S = 20.0
-_NO_PROGRAM = 127
+NO_PROGRAM = 127
 
 
 def run_program(words: Sequence[str], text: str) -> str:
+    env = {**environment(), "LC_ALL": "C"}  # what is said on errors is looked at
     try:
         done = subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment()
+            words, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=env
         )
     except FileNotFoundError:
         hint = "install nftables or iptables, or use --netfilter-mode=off"
-        raise HullError("firewall", f"{words[0]} is not installed", hint, _NO_PROGRAM) from None
+        raise HullError("firewall", f"{words[0]} is not installed", hint, NO_PROGRAM) from None
     except (OSError, subprocess.TimeoutExpired) as err:
         raise HullError(f"firewall: {words[0]}", str(err)) from None
     if done.returncode != 0:

@@ -13,7 +13,7 @@ SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-san
 
 RACES := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
 LINK := -ldl -lpthread
-%/test_fdfaults: LINK += -Wl,--wrap=sendmmsg,--wrap=sendto
+%/test_fdfaults: LINK += -Wl,--wrap=sendmmsg,--wrap=sendto,--wrap=reserve,--wrap=core_work_new
 
 PORTABLE := -O1 -g -DTSN_PORTABLE_IO
 

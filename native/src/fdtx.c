@@ -109,7 +109,10 @@ int tx_once(tx_worker *t) {
   if (frames <= 0) return frames < 0 ? -1 : any;
   double now = fd_now();
   count(p, FD_TUN_FRAMES, (uint64_t)frames);
-  if (core_plan_seal(t->work, t->frames, (size_t)frames, now, 1, &result) || place_runs(t, &result)) return frames;
+  if (core_plan_seal(t->work, t->frames, (size_t)frames, now, 1, &result) || place_runs(t, &result)) {
+    wipe_groups(t->work); /* the keys: `core_run_seal` is not reached */
+    return frames;
+  }
   for (size_t i = 0; i < result.refused_count; i++) {
     const core_refused *r = &result.refused[i];
     up_frame(p, r->no_peer ? UP_HOST : UP_STAGE, r->peer, &t->frames[r->frame]);

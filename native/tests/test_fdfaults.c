@@ -1,5 +1,5 @@
 /* Sends that fail in every way the kernel knows, other sockets while the threads run, peers that need a look at every packet,
- * and the MSS of connections. The sends of the pump come through here (ld --wrap). */
+ * the MSS of connections, and no memory. The sends of the pump and what it allocates come through here (ld --wrap). */
 #include "ends.h"
 
 static atomic_int failures, failure; /* how many of the next sends fail, and how */
@@ -32,6 +32,23 @@ static void fail_next(int count, int error, int only_many) {
   atomic_store(&failure, error);
   atomic_store(&failures, count);
 }
+
+static atomic_int out_of_memory; /* for what is sealed; there is some for lists */
+static core_work *last_work;
+static int had_keys; /* of `last_work`, when memory ran out */
+
+int __real_reserve(void *array, size_t *capacity, size_t count, size_t element_bytes);
+core_work *__real_core_work_new(core *c);
+int __wrap_reserve(void *array, size_t *capacity, size_t count, size_t element_bytes);
+core_work *__wrap_core_work_new(core *c);
+
+int __wrap_reserve(void *array, size_t *capacity, size_t count, size_t element_bytes) {
+  if (!atomic_load(&out_of_memory) || count < 2000) return __real_reserve(array, capacity, count, element_bytes);
+  had_keys = last_work->group_count > 0;
+  return -1;
+}
+
+core_work *__wrap_core_work_new(core *c) { return last_work = __real_core_work_new(c); }
 
 static const variant whole = {.vnet = 1, .gso = 1};
 static uint8_t packet[FRAME_MOST_BYTES], data[FRAME_MOST_BYTES], stream[PAYLOAD], seen[PAYLOAD];
@@ -217,6 +234,22 @@ static void test_mss(void) {
   close_ends(ends);
 }
 
+/* Without memory for what is sealed nothing is sent, and the keys do not stay where they were copied to. */
+static void test_out_of_memory(void) {
+  end ends[2];
+  open_ends(ends, &whole);
+  tx_worker *tx = tx_new(ends[0].pump);
+  CHECK(tx != NULL);
+  inject(&ends[0], &whole, packet, build(packet, 0, 6, 0, 20000), 1000);
+  atomic_store(&out_of_memory, 1);
+  CHECK(tx_once(tx) == 1 && had_keys && !last_work->group_count);
+  atomic_store(&out_of_memory, 0);
+  for (size_t i = 0; i < last_work->group_capacity * sizeof *last_work->groups; i++)
+    CHECK(((const uint8_t *)last_work->groups)[i] == 0);
+  tx_free(tx);
+  close_ends(ends);
+}
+
 int main(void) {
   test_full_queues();
   test_refused();
@@ -225,6 +258,7 @@ int main(void) {
   test_guarded();
   test_stays_guarded();
   test_mss();
+  test_out_of_memory();
   puts("fdfaults: all passed");
   return 0;
 }

@@ -17,8 +17,16 @@ from tsd.base.errors import StateError
 _TOLERATED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.ENOLCK, errno.ENOTSUP})
 
 
+class HeldError(StateError):
+    """Another process has the lock; `holder` is its id in words."""
+
+    def __init__(self, text: str, holder: str) -> None:
+        super().__init__(text)
+        self.holder = holder
+
+
 class FileLock:
-    """Held from construction to `close`. Raises `StateError` naming the process that holds it."""
+    """Held from construction to `close`. Raises `HeldError`, or `StateError` where files cannot be made."""
 
     def __init__(self, protected: str | os.PathLike[str], what: str) -> None:
         """`what` completes "another daemon … uses this", e.g. "state file"."""
@@ -36,9 +44,10 @@ class FileLock:
         except OSError:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
-            raise StateError(
+            raise HeldError(
                 f"the {what} {target} is in use by another daemon (pid {holder}); stop that one first, or give this one"
-                " its own --statedir and --socket"
+                " its own --statedir and --socket",
+                holder,
             ) from None
         self._fd = fd
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tsd.daemon.flags import parse
+from tsplatform.linux.hostnames import CLAIMS
 
 ROOT = Path(__file__).resolve().parents[3]
 UNIT = ROOT / "packaging" / "systemd" / "tsd.service"
@@ -39,7 +40,10 @@ def test_the_unit_waits_for_ready_and_cleans_up(service: dict[str, str]) -> None
 def test_what_the_sandbox_lets_be_written_is_there_or_may_be_missing(service: dict[str, str]) -> None:
     lock = "/run/xtables.lock"
     assert f"-{lock}" in service["ReadWritePaths"].split()
-    assert service["ExecStartPre"] == f"+-/usr/bin/touch {lock}" and service["UMask"] == "0077"
+    assert f"\nExecStartPre=+-/usr/bin/touch {lock}\n" in UNIT.read_text() and service["UMask"] == "0077"
+    assert f"-{CLAIMS}" in service["ReadWritePaths"].split()
+    assert service["ExecStartPre"] == f"+-/usr/bin/mkdir -p -m 0700 {CLAIMS}"
+    assert CLAIMS.parent == Path("/run") and CLAIMS.name != service["RuntimeDirectory"]
 
 
 @pytest.mark.parametrize("key", ["ExecStart", "ExecStopPost"])

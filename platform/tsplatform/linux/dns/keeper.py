@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from tsd.base.errors import HullError
 from tsd.base.tasks import Tasks
 from tsplatform.linux.dns.bus import NETWORK_MANAGER, RESOLVED, SystemBus
 from tsplatform.linux.dns.watch import FileWatch
+from tsplatform.linux.hostnames import Claim
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Keeper:
         self.lock = asyncio.Lock()
         self.fight = Fight()
         self.rival = ""
-        self.claim: socket.socket | None = None
+        self.claim: Claim | None = None
         self.bus = SystemBus()
         self.bus.on_owner = lambda name: self._later(self._again)
         self.bus.on_lost = lambda: self._later(self._again, RETRY_S)

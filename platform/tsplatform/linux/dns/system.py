@@ -29,7 +29,7 @@ from tsplatform.linux.dns.manager import Found, Manager, Mode
 from tsplatform.linux.dns.networkmanager import NetworkManager
 from tsplatform.linux.dns.openresolv import Openresolv
 from tsplatform.linux.dns.resolved import ResolvedLink
-from tsplatform.linux.hostnames import claim_name
+from tsplatform.linux.hostnames import TakenError, claim_name
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +165,10 @@ class SystemNames:
         if self._is_foreign(self._path):
             hint = f"ask {SERVICE_TEXTS[0]} for names of the tailnet"
             raise HullError(f"set up names in {self._path}", "the file is shared with another network namespace", hint)
-        keeper.claim = keeper.claim or claim_name(NAMES_CLAIM)
-        if keeper.claim is None:
-            raise HullError(f"set up names in {self._path}", "another tsd on this host has done so")
+        try:
+            keeper.claim = keeper.claim or claim_name(NAMES_CLAIM)
+        except TakenError as err:
+            raise HullError(f"set up names in {self._path}", err.reason) from None
         await keeper.watch_bus()
         choice = await choose(self._new_survey(keeper.bus))
         keeper.bus.may_start = False

@@ -9,7 +9,7 @@ from tsd.base.errors import HullError
 from tsplatform.linux.dns import debian, file, openresolv, tools
 from tsplatform.linux.dns.manager import Mode
 from tsplatform.linux.dns.system import NAMES_CLAIM
-from tsplatform.linux.hostnames import claim_name
+from tsplatform.linux.hostnames import TakenError, claim_name
 
 log = logging.getLogger(__name__)
 
@@ -18,12 +18,12 @@ def undo_names(folder: Path) -> None:
     """Never raises. Nothing is done while a daemon of this host has names set up."""
     try:
         claim = claim_name(NAMES_CLAIM)
-        if claim is None:
-            return
         try:
             _undo(folder)
         finally:
             claim.close()
+    except TakenError as err:
+        log.info("names are left alone: %s", err.reason)
     except HullError as err:
         log.warning("left over on this host: %s", err)
 

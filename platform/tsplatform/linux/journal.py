@@ -1,7 +1,8 @@
 """The undo journal: what we are about to change on the host, written before it is changed.
 
 A crash leaves it behind; the next start and `--cleanup` read it and put things back. Kernel objects die with the boot
-and belong to one network namespace, so such entries count only there. One small JSON file, replaced as a whole.
+and belong to one network namespace, so such entries count only there; those of other namespaces stay in the file for
+the daemons there. One small JSON file, replaced as a whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class UndoJournal:
         self.path = folder / FILE_NAME
         self._fresh = self.path.with_suffix(".new")
         self._scope = scope or Scope.current()
-        self._entries = self._read()
+        self._entries = self._read().get(self._scope, [])
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -81,25 +83,37 @@ class UndoJournal:
             with contextlib.suppress(OSError):
                 self._fresh.unlink(missing_ok=True)
 
-    def _read(self) -> list[Entry]:
+    def _read(self) -> dict[Scope, list[Entry]]:
+        """What is noted since the boot, by network namespace."""
         try:
             found = json.loads(self.path.read_text("utf-8"))
-            if found["scope"] != asdict(self._scope):
-                return []
-            return [Entry(str(e["kind"]), int(e["slot"]), str(e["device"])) for e in found["entries"]]
+            # A single record is what earlier versions wrote.
+            records = [_decode(record) for record in (found if isinstance(found, list) else [found])]
+            return {scope: entries for scope, entries in records if scope.boot == self._scope.boot}
         except FileNotFoundError:
-            return []
+            return {}
         except (OSError, ValueError, KeyError, TypeError) as err:
             log.warning("%s cannot be read, nothing is undone by it: %s", self.path, err)
-            return []
+            return {}
 
     def _write(self) -> None:
+        noted = {**self._read(), self._scope: self._entries}
+        records = [
+            {"scope": asdict(scope), "entries": [asdict(e) for e in entries]}
+            for scope, entries in noted.items()
+            if entries
+        ]
         try:
-            if not self._entries:
+            if not records:
                 self.path.unlink(missing_ok=True)
                 return
-            text = json.dumps({"scope": asdict(self._scope), "entries": [asdict(e) for e in self._entries]}, indent=1)
-            self._fresh.write_text(text, "utf-8")
+            self._fresh.write_text(json.dumps(records, indent=1), "utf-8")
             os.replace(self._fresh, self.path)
         except OSError as err:
             log.warning("%s cannot be written: after a crash things may be left on this host: %s", self.path, err)
+
+
+def _decode(record: Any) -> tuple[Scope, list[Entry]]:
+    """Raises KeyError, TypeError or ValueError."""
+    scope = Scope(str(record["scope"]["boot"]), str(record["scope"]["network"]))
+    return scope, [Entry(str(e["kind"]), int(e["slot"]), str(e["device"])) for e in record["entries"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tsplatform.linux.journal import Entry, Scope, UndoJournal, has_leftovers
@@ -24,6 +25,29 @@ def test_kernel_objects_of_another_boot_or_namespace_are_gone(tmp_path: Path) ->
     UndoJournal(tmp_path, HERE).note(SLOT)
     assert UndoJournal(tmp_path, Scope("later", "net")).entries == ()
     assert UndoJournal(tmp_path, Scope("boot", "other")).entries == ()
+
+
+def test_what_another_namespace_noted_stays_for_it_until_the_next_boot(tmp_path: Path) -> None:
+    other, theirs = Scope("boot", "other"), Entry("slot", 2, "tsd2")
+    here, there = UndoJournal(tmp_path, HERE), UndoJournal(tmp_path, other)
+    here.note(SLOT)
+    there.note(theirs)
+    here.note(Entry("source", 1))
+    assert UndoJournal(tmp_path, HERE).entries == (SLOT, Entry("source", 1))
+    assert UndoJournal(tmp_path, other).entries == (theirs,)
+    for entry in here.entries:
+        here.forget(entry)
+    assert UndoJournal(tmp_path, HERE).entries == () and UndoJournal(tmp_path, other).entries == (theirs,)
+    UndoJournal(tmp_path, Scope("later", "net")).note(SLOT)
+    assert UndoJournal(tmp_path, other).entries == ()
+    assert "other" not in here.path.read_text()
+
+
+def test_the_file_of_an_earlier_version_counts(tmp_path: Path) -> None:
+    entry = {"kind": "slot", "slot": 1, "device": "tsd1"}
+    record = {"scope": {"boot": "boot", "network": "net"}, "entries": [entry]}
+    (tmp_path / "undo.json").write_text(json.dumps(record))
+    assert UndoJournal(tmp_path, HERE).entries == (SLOT,)
 
 
 def test_a_damaged_file_undoes_nothing(tmp_path: Path) -> None:

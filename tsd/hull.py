@@ -234,6 +234,8 @@ class Hull:
     underlay: Underlay
     fallback_because: str = field(default="", kw_only=True)
     """Why this is not the hull that was asked for first."""
+    on_lost: Callable[[HullError], None] = field(default=lambda err: None, kw_only=True)
+    """Told when the device is gone for good: the daemon can only end."""
 
     async def start(self, resolve: ResolveWire, report: Report, on_names: Callable[[str], None]) -> None:
         """Answer DNS on the service addresses and repair what others change; on the running loop.

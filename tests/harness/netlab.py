@@ -120,6 +120,10 @@ class Process:
     def is_running(self) -> bool:
         return self._popen.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        return self._popen.poll()
+
     def send(self, number: signal.Signals) -> None:
         if self.is_running:
             self._popen.send_signal(number)

@@ -141,6 +141,20 @@ def test_p05_a_killed_daemon_leaves_the_host_closed_until_it_is_back_or_cleaned_
     _is_through(net)
 
 
+def test_p05_a_deleted_interface_leaves_the_host_closed_until_tsd_is_back(through: RouterLab) -> None:
+    net = through
+    with Talker(net) as talker:
+        net.lab.run(net.c.namespace, "ip", "link", "del", "tsd0")
+        process = net.c.process
+        wait_for(lambda: process is not None and not process.is_running, 30, "the end of the daemon")
+        time.sleep(0.3)
+        assert "nothing leaves this host" in net.c.cleanup("exit-code"), net.c.tail()
+        time.sleep(0.3)
+        net.c.start()
+        _is_through(net)
+    assert talker.leaks == [], net.c.tail()
+
+
 def test_the_local_network_only_when_asked_for(through: RouterLab) -> None:
     for version in (4, 6):
         neighbour = through.underlay(through.i, version)

@@ -236,6 +236,27 @@ def test_interface_down_and_up(net: Tailnet) -> None:
     wait_for(lambda: "tsd0" not in _health(net.k), 30, "no reason any more")
 
 
+@pytest.mark.parametrize("pump", ["", "batch"])
+def test_a_deleted_interface_ends_the_daemon(net: Tailnet, pump: str) -> None:
+    """With an exit code that makes a service manager start it again, and with everything taken back."""
+    node = net.m
+    node.stop()
+    node.environ["TSD_PUMP"] = pump
+    node.start()
+    wait_for(lambda: answered(_ping(net, node, net.u.ip4, "-c", "1", "-W", "1")) == 1, 20, "traffic")
+    assert node.process is not None
+    net.lab.run(node.namespace, "ip", "link", "del", "tsd0")
+    wait_for(lambda: not node.process.is_running, 30, "the end of the daemon")
+    last = node.tail().splitlines()[-1]
+    assert node.process.exit_code == 1, node.tail()
+    assert last.startswith("tsd: read from the network device tsd0: somebody deleted the interface"), node.tail()
+    assert "Traceback" not in node.tail(), node.tail()
+    assert snapshot(net.lab, node.namespace) == net.before["m"]
+    node.environ["TSD_PUMP"] = ""
+    node.start()
+    wait_for(lambda: answered(_ping(net, node, net.u.ip4, "-c", "1", "-W", "1")) == 1, 20, "traffic")
+
+
 def _health(node: Node) -> str:
     return " ".join(node.status()["Health"] or [])
 

@@ -85,6 +85,7 @@ class DaemonService:
         self._proxies: list[ProxyServer] = []
         self._debug: DebugServer | None = None
         self._ended = asyncio.Event()
+        self._broken: HullError | None = None
         self.on_status: Callable[[str], None] | None = None
 
     async def start(self) -> None:
@@ -97,6 +98,7 @@ class DaemonService:
             await self._api.listen(settings.socket)
         engine = self._engine = self._build_engine()
         engine.on_state = self._on_state
+        engine.options.hull.on_lost = self._break
         engine.dialer.open_service = partial(open_service, engine.resolver.query, engine.spawn)
         tun = engine.options.hull.tun
         origin = tun.proxy_origin if isinstance(tun, NetstackTun) else (lambda proto, host: None)
@@ -143,6 +145,12 @@ class DaemonService:
 
     async def wait(self) -> None:
         await self._ended.wait()
+        if self._broken is not None:
+            raise self._broken
+
+    def _break(self, err: HullError) -> None:
+        self._broken = err
+        self._ended.set()
 
     async def reload(self) -> None:
         settings = self._settings

@@ -98,6 +98,9 @@ class DeviceTun(Tun, Protocol):
     def release(self) -> None:
         """Read no more on the loop; `attach` starts it again. `deliver` goes on working."""
 
+    def lost(self, code: int) -> None:
+        """The pump cannot read it any more, for this errno."""
+
 
 class FdPump(Protocol):
     """All methods may be called while the threads run; from one thread at a time."""

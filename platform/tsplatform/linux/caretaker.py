@@ -184,7 +184,7 @@ def _why_down(device: str) -> str:
     try:
         socket.if_nametoindex(device)
     except OSError:
-        return f"{device} was deleted: restart tsd, which makes it again"
+        return f"{device} is not here any more, renamed or moved: restart tsd, which makes it again"
     return f"{device} was set down: ip link set {device} up"
 
 

@@ -60,10 +60,16 @@ class LinuxHull(Hull):
     ports: list[int]
 
     async def start(self, resolve: ResolveWire, report: Report, on_names: Callable[[str], None]) -> None:
+        self.device.on_lost = self._lost
         self.threaded.on_trouble = lambda text: report("router-failed", text)
         self.names.on_fight = on_names
         await self.services.start(resolve)
         self.care.start(report)
+
+    def _lost(self, err: HullError) -> None:
+        """As after a crash, nothing may pass an exit node by until the next daemon is up."""
+        self.threaded.stays_closed = True
+        self.on_lost(err)
 
     def verify(self) -> None:
         self.threaded.verify()

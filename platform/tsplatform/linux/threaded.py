@@ -34,6 +34,8 @@ class ThreadedRouter:
         self._done: RouterConfig | None = None if is_closed else RouterConfig()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_busy = False
+        self.stays_closed = False
+        """Whether `revert` leaves what keeps traffic from leaking around an exit node."""
         self.cost_s = 0.0
         """CPU time of the last work that was done."""
         self.on_trouble: Callable[[str], None] = lambda text: None
@@ -87,6 +89,10 @@ class ThreadedRouter:
 
     def _work(self, config: RouterConfig) -> None:
         if config is not self._latest:
+            return
+        if self.stays_closed:
+            if config == RouterConfig():
+                self._router.revert(stays_closed=True)
             return
         self._done = None
         self._is_busy = True

@@ -58,6 +58,9 @@ class KernelTun:
         self.has_uso = bool(offloads & _USO4)
         self.divert: Divert = lambda frame: False
         """Asked for every frame of the host; True: it was for a service of ours and goes no further."""
+        self.on_lost: Callable[[HullError], None] = lambda err: None
+        """Somebody deleted the interface: nothing comes or goes any more."""
+        self.is_lost = False
         self._fd = fd
         self._has_header = has_header
         self._header = bytearray(vnet.HEADER_BYTES)
@@ -113,6 +116,16 @@ class KernelTun:
         if self._loop is not None and self._fd >= 0:
             self._loop.remove_reader(self._fd)
         self._loop = None
+
+    def lost(self, code: int) -> None:
+        """Reading fails for good. EBADFD: the interface was deleted."""
+        self.drops.add("read_error")
+        if self.is_lost or self._fd < 0:
+            return
+        self.is_lost = True
+        reason = "somebody deleted the interface" if code == errno.EBADFD else os.strerror(code)
+        hint = "tsd has ended and is started again by the service manager, which makes the device anew; else start tsd"
+        self.on_lost(HullError(f"read from the network device {self.name}", reason, hint, code))
 
     # --- state
 
@@ -170,11 +183,9 @@ class KernelTun:
         ]
 
     def _read_failed(self, err: OSError) -> None:
-        """EBADFD: the interface was deleted. Reading on would spin."""
-        self.drops.add("read_error")
-        log.error(fields("the TUN device cannot be read any more", interface=self.name, reason=err.strerror))
-        if self._loop is not None:
-            self._loop.remove_reader(self._fd)
+        """Reading on would spin."""
+        self.release()
+        self.lost(err.errno or 0)
 
     # --- overlay to host
 

@@ -78,6 +78,10 @@ class FakeDevice:
     def __init__(self) -> None:
         self.is_released = False
         self.diverted: list[Frame] = []
+        self.lost_for = 0
+
+    def lost(self, code: int) -> None:
+        self.lost_for = code
 
     def divert(self, frame: Frame) -> bool:
         is_service = bytes(frame.packet[16:20]) == QUAD_100.packed
@@ -232,6 +236,7 @@ async def test_what_comes_up_goes_where_it_belongs(parts: Any) -> None:
     parts.pump.up(UpKind.SEND_ERROR, PEER, detail=errno.EPERM, source=DIRECT)
     parts.pump.up(UpKind.TUN_ERROR, detail=errno.ENODEV)
     await turn()
+    assert parts.device.lost_for == errno.ENODEV
     assert [bytes(frame.packet) for frame in parts.device.diverted] == [to_service, to_service]
     assert parts.path.calls == [
         ("stage", ((PEER, Frame(to_peer)),)),

@@ -90,6 +90,20 @@ async def test_diverted_frames_go_no_further_and_nonsense_is_counted(bed: Bed) -
     assert dict(bed.tun.drops) == {"bad_offload": 1, "short_read": 1}
 
 
+async def test_a_device_that_cannot_be_read_is_told_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object) -> int:
+        raise OSError(errno.EBADFD, "bad state")
+
+    said: list[HullError] = []
+    bed.tun.on_lost = said.append
+    bed.tun.attach(bed.batches.append)
+    monkeypatch.setattr(os, "readv", refused)
+    bed.kernel.send(vnet.PLAIN + SMALL)
+    await _settle()
+    bed.tun.lost(errno.EBADFD)
+    assert len(said) == 1 and "tsdtest0: somebody deleted the interface (tsd has ended" in str(said[0])
+
+
 def test_joined_packets_are_written_whole(bed: Bed) -> None:
     bed.tun.deliver([Frame(SMALL), Frame(BIG, 1200)])
     assert bed.written() == [vnet.PLAIN + SMALL, (vnet.header_for(BIG, 1200) or b"") + BIG]

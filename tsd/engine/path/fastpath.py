@@ -236,8 +236,8 @@ class FastPath:
             self._magicsock.send_failed(up.peer, up.source, up.detail, self._clock.now())
 
     def _on_tun_error(self, up: Upcall) -> None:
-        name = self._device.name if self._device is not None else ""
-        log.error(fields("the TUN device cannot be read any more", interface=name, errno=up.detail))
+        if self._device is not None:
+            self._device.lost(up.detail)
 
     # --- lanes
 

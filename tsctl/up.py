@@ -18,20 +18,6 @@ from tsd.base.authkey import read_auth_key
 from tsd.base.errors import ConfigError
 from tsd.localapi.schema import CONTROL_URL_SYNONYMS, NEEDS_LOGIN, RUNNING, ZERO_NODE_KEY, default_prefs
 
-PREFLESS = frozenset(
-    (
-        "auth-key",
-        "force-reauth",
-        "reset",
-        "qr",
-        "qr-format",
-        "json",
-        "timeout",
-        "accept-risk",
-        "host-routes",
-        "nickname",
-    )
-)
 _LOGIN_FLAGS = (
     Flag("auth-key", "key to log in with, or file:PATH to read it from a file", aliases=("authkey",)),
     Flag("timeout", "how long to wait until the node runs; 0 for ever", 0.0, kind=DURATION),

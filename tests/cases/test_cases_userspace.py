@@ -18,7 +18,7 @@ from tsd.base.entropy import SeededEntropy
 from tsd.hull import Frame, Stream
 from tsd.netstack.stack import Stack
 from tsd.netstack.tcp import constants as c
-from tsd.packet.build import ip_packet
+from tsd.packet.build import icmp_echo_request, ip_packet
 from tsplatform.userspace import forward
 from tsplatform.userspace.proxy import ProxyServer
 
@@ -245,7 +245,8 @@ async def test_u09_fragmented_udp_and_subnet_echo() -> None:
             replies.extend(bytes(f.packet) for f in frames),
             original(frames, now),
         )[1]  # type: ignore[method-assign,func-returns-value]
-        pair.a.stack.datagrams.send_echo_request(ip_address(A4), ip_address("127.7.0.1"), 5, 6, b"data")
+        request = icmp_echo_request(ip_address(A4).packed, ip_address("127.7.0.1").packed, 5, 6, b"data")
+        pair.a.stack.datagrams.emit_packet(request)
         pair.a.kick()
         try:
             await eventually(lambda: bool(replies) or bool(pair.b.forwarder.health))
@@ -266,11 +267,11 @@ async def test_u10_udp_flows_expire_and_are_bounded(monkeypatch: pytest.MonkeyPa
             pair.a.kick()
             await asyncio.sleep(0)
         await eventually(lambda: echo.count >= 150)
-        assert pair.b.forwarder.flow_count == 50
+        assert len(pair.b.forwarder._flows) == 50
         assert len(pair.b.forwarder.origins) == 50
         now[0] += 121
         pair.b.forwarder._sweep()
-        assert pair.b.forwarder.flow_count == 0 and not pair.b.forwarder.origins
+        assert not pair.b.forwarder._flows and not pair.b.forwarder.origins
     assert forward.UDP_IDLE_S == 120 and forward.UDP_IDLE_DNS_S == 30
 
 

@@ -62,10 +62,6 @@ class Settings:
         return self.state.startswith(MEMORY_STATE)
 
     @property
-    def wants_userspace(self) -> bool:
-        return self.tun == USERSPACE_TUN
-
-    @property
     def undo_folder(self) -> Path:
         """Where the hull keeps what must be undone after a crash."""
         return self.state_dir if self.state_dir is not None else Path(self.socket or ".").absolute().parent

@@ -33,10 +33,6 @@ class OpenedState:
     locks: list[FileLock] = field(default_factory=list)
     listener: EarlySocket | None = None
 
-    @property
-    def is_healthy(self) -> bool:
-        return not self.error
-
     def close(self) -> None:
         if self.listener is not None:
             self.listener.close()

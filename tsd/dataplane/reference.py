@@ -39,9 +39,6 @@ MAX_PACKET_BYTES = 64960
 _MAX_CUT_BYTES = MAX_PACKET_BYTES - 120
 
 _HEADER = Struct("<IIQ")
-_TRANSPORT = b"\4\0\0\0"
-_COUNTER_LIMIT = REJECT_AFTER_MESSAGES - 65536
-"""A session stops sending this early, so that one super-segment cannot overrun."""
 _OVERHEAD_BYTES = 32
 _PADDING = [bytes(count) for count in range(16)]
 _DROP_REASONS = {Kind.SHORT: "short", Kind.UNKNOWN_TYPE: "unknown_type", Kind.BAD_LENGTH: "bad_length"}

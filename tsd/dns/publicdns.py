@@ -6,7 +6,6 @@ to be looked up before the first question.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_network
 from typing import NamedTuple
 
@@ -114,7 +113,3 @@ def _nextdns(profile: str) -> tuple[IPAddress, ...]:
 def only_https(ip: IPAddress) -> bool:
     """Whether an address must not be given to a program that asks on port 53."""
     return any(ip in network for network in _ONLY_HTTPS_RANGES if network.version == ip.version)
-
-
-def known_urls() -> Iterable[str]:
-    return _AT.keys()

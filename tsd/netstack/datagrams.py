@@ -13,7 +13,7 @@ from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.log import DropCounter
 from tsd.netstack.events import DatagramBinding, DatagramReceived, EchoRequested, Event
 from tsd.netstack.fragments import cut
-from tsd.packet.build import icmp_echo_reply_to, icmp_packet, icmp_unreachable, udp_packet
+from tsd.packet.build import icmp_echo_reply_to, icmp_unreachable, udp_packet
 from tsd.packet.checksum import is_transport_checksum_valid, ones_sum
 from tsd.packet.constants import (
     ICMP,
@@ -157,13 +157,6 @@ class Datagrams:
         reply = icmp_echo_reply_to(parse(packet))
         if reply is not None:
             self.emit_packet(reply)
-
-    def send_echo_request(
-        self, local: IPAddress, remote: IPAddress, identifier: int, sequence: int, data: bytes = b""
-    ) -> None:
-        kind = ICMP_ECHO_REQUEST if local.version == 4 else ICMPV6_ECHO_REQUEST
-        rest = identifier.to_bytes(2, "big") + sequence.to_bytes(2, "big") + data
-        self.emit_packet(icmp_packet(local.packed, remote.packed, kind, 0, rest))
 
     def send_unreachable(self, packet: bytes, code: int, now: float) -> None:
         """Destination unreachable (IPv4 codes: 3 is port), within the rate limit."""

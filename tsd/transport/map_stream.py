@@ -17,7 +17,6 @@ log = logging.getLogger("tsd.transport.map_stream")
 
 WATCHDOG_S = 120.0
 MAX_FRAME_BYTES = 64 << 20
-SLICED_FROM_BYTES = 64 << 10
 
 KEEP_ALIVE_RESPONSE = MapResponse(keep_alive=True)
 

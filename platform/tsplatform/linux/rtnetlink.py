@@ -75,10 +75,6 @@ class Change(NamedTuple):
     tolerated: frozenset[int]
     subject: object = None
 
-    @property
-    def is_deletion(self) -> bool:
-        return self.request.startswith("RTM_DEL")
-
 
 _EXISTS = frozenset({errno.EEXIST})
 _GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.EADDRNOTAVAIL, errno.ENODEV})

@@ -100,10 +100,6 @@ class Forwarder:
     def connection_count(self) -> int:
         return len(self._bridges)
 
-    @property
-    def flow_count(self) -> int:
-        return len(self._flows)
-
     def close(self) -> None:
         for dial in list(self._dials.values()):
             self._end_dial(dial)

@@ -28,7 +28,7 @@ def test_the_argv_of_the_field_is_understood(tmp_path: Path) -> None:
     assert settings.state_dir == tmp_path
     assert settings.socket == f"{tmp_path}/tailscale.sock"
     assert (settings.socks5_server, settings.debug, settings.verbose) == ("localhost:0", "localhost:0", 2)
-    assert settings.wants_userspace
+    assert settings.tun == "userspace-networking"
     assert parse(argv, {}).state == str(tmp_path / "tsd.state")
 
 

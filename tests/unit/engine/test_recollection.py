@@ -54,12 +54,11 @@ async def test_the_end_of_a_run_keeps_it_and_the_next_one_goes_on() -> None:
         assert lone.engine.account.state is State.RUNNING
         assert lone.peer_ids() == [2] and lone.routed("100.64.0.2") == 2
         assert lone.engine.reach.home == 1
-        assert lone.engine.recollection.is_in_use
         disk.clock.advance(6)
         assert "The netmap of 12 minutes ago is in use" in lone.engine.health.texts()[0]
         lone.first_map(peer_json(3))
         assert lone.peer_ids() == [3]
-        assert not lone.engine.recollection.is_in_use and not lone.engine.health.is_broken(WARNING)
+        assert not lone.engine.health.is_broken(WARNING)
 
 
 async def test_it_is_written_once_for_many_changes_and_seldom() -> None:
@@ -121,12 +120,12 @@ async def test_it_is_of_one_profile_login_server_and_node_key() -> None:
     async with disk.next_run() as lone:
         lone.engine.account.new_profile()
         await asyncio.sleep(0)
-        assert lone.engine.tailnet.netmap is None and not lone.engine.recollection.is_in_use
+        assert lone.engine.tailnet.netmap is None
         assert disk.cache.get(name) == raw
         lone.engine.account.switch_profile(name)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert lone.peer_ids() == [2] and lone.engine.recollection.is_in_use
+        assert lone.peer_ids() == [2]
         lone.engine.account.delete_profile(name)
         assert not disk.cache.names()
 

@@ -47,7 +47,7 @@ def test_providers_without_plain_dns() -> None:
 
 
 def test_every_url_has_its_addresses_and_back() -> None:
-    for url in publicdns.known_urls():
+    for url in publicdns._AT:
         assert all(publicdns.provider_of(ip) == (url, False) for ip in publicdns.addresses_of(url))
 
 

@@ -10,7 +10,7 @@ import pytest
 from tsd.base.entropy import SeededEntropy
 from tsd.base.keys import LockPrivate, NodePrivate
 from tsd.engine.account import gojson
-from tsd.engine.account.edits import SSH_NOT_ENABLED, EditContext, MaskedPrefs, apply_edits, check, edit
+from tsd.engine.account.edits import EditContext, MaskedPrefs, apply_edits, check, edit
 from tsd.engine.account.prefs import DEFAULT_CONTROL_URL, ZERO_NODE_KEY, Persist, Prefs, PrefsError, UserProfile
 
 # The order and form of a real tailscaled's answer.
@@ -167,7 +167,7 @@ def test_what_cannot_be() -> None:
         edit(
             Prefs(),
             {"ShieldsUp": True, "ShieldsUpSet": True, "RunSSH": True, "RunSSHSet": True},
-            EditContext(is_funnel_on=True, ssh_refusal=SSH_NOT_ENABLED),
+            EditContext(is_funnel_on=True, ssh_refusal="not enabled"),
         )
     assert len(str(caught.value).splitlines()) == 2
     with pytest.raises(PrefsError, match="config file is locked"):

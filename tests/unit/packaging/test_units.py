@@ -86,4 +86,4 @@ def test_the_plist_keeps_the_daemon_alive_and_logs() -> None:
     assert plist["KeepAlive"] == {"SuccessfulExit": False}
     assert plist["StandardErrorPath"].startswith("/Library/Logs/")
     settings = parse(plist["ProgramArguments"][1:], {})
-    assert settings.wants_userspace and settings.state.endswith("/tsd.state")
+    assert settings.tun == "userspace-networking" and settings.state.endswith("/tsd.state")

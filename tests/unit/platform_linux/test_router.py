@@ -66,16 +66,16 @@ class FakeKernel:
         return self.exits if isinstance(number, int) and 63 <= number < 71 else self.table
 
     def _change(self, change: Change) -> None:
-        subject = change.subject
+        subject, is_deletion = change.subject, change.request.startswith("RTM_DEL")
         if isinstance(subject, Route):
             version, table = subject.prefix.version, self._table_of(dict(change.body.attributes)["RTA_TABLE"])
             table[version] = {r for r in table[version] if (r.prefix, r.is_bar) != (subject.prefix, subject.is_bar)}
-            if not change.is_deletion:
+            if not is_deletion:
                 table[version].add(subject)
         elif isinstance(subject, Rule):
-            (self.present[subject.family].discard if change.is_deletion else self.present[subject.family].add)(subject)
+            (self.present[subject.family].discard if is_deletion else self.present[subject.family].add)(subject)
         elif isinstance(subject, tuple):
-            (self.mine.discard if change.is_deletion else self.mine.add)((subject[0], subject[1]))
+            (self.mine.discard if is_deletion else self.mine.add)((subject[0], subject[1]))
 
 
 class FakeFirewall:

@@ -81,10 +81,6 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     auth_key_id: int = 0
 
     @property
-    def is_tagged(self) -> bool:
-        return bool(self.tags)
-
-    @property
     def owner_id(self) -> int:
         """The user shown for it; tagged nodes belong to nobody."""
         return TAGGED_USER_ID if self.tags else self.user_id

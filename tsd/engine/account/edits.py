@@ -125,7 +125,3 @@ def check(prefs: Prefs, context: EditContext) -> None:
         wrong.append(f"exit node cannot be changed: {context.exit_node_refusal}")
     if wrong:
         raise PrefsError("\n".join(wrong))
-
-
-SSH_DISABLED_BY_POLICY = "Tailscale SSH server administratively disabled"
-SSH_NOT_ENABLED = "Unable to enable local Tailscale SSH server; not enabled on Tailnet."

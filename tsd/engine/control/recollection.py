@@ -69,11 +69,6 @@ class Recollection:
         self._next_save = -1e9
         self._has_saved = False
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether the tailnet is as the last run knew it."""
-        return self._brought is not None
-
     # --- bringing back
 
     async def recall(self) -> None:

@@ -28,7 +28,6 @@ from tsd.packet.parse import Packet
 
 log = logging.getLogger(__name__)
 
-KINDS = ("disco", "TSMP", "ICMP", "peerapi")
 TIMEOUT_S = 10.0
 NO_PATH_PATIENCE_S = 4.0
 NO_PATH_RETRY_S = 0.25

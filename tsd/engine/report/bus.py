@@ -112,11 +112,6 @@ class NotifyBus:
             if filtered:
                 watch.push(self._complete(filtered))
 
-    @property
-    def wants_engine_updates(self) -> bool:
-        """Whether somebody asked for the engine to be polled; the updates then go to every session."""
-        return any(watch.mask & Mask.ENGINE_UPDATES for watch in self._watches.values())
-
     def sessions(self) -> list[str]:
         return list(self._watches)
 

@@ -22,7 +22,6 @@ Severity = Literal["high", "medium", "low"]
 __all__ = ["Health", "Layer", "Warnable", "Warning"]
 
 WARMING_UP = "warming-up"
-WARMING_UP_S = 5.0
 CONTROL_PREFIX = "control-health."
 
 

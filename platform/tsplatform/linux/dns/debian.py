@@ -6,7 +6,6 @@ ours alone (as tailscale: net/dns/debian_resolvconf.go does).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -35,21 +34,15 @@ mv -f "$made.tsd" "$made"
 """
 
 
-class DebianResolvconf:
+class DebianResolvconf(tools.Record):
     """Implements `Manager`."""
 
     mode = Mode.DEBIAN_RESOLVCONF
-    can_split = False
 
     def __init__(self, folder: Path, device: str, path: Path = file.PATH) -> None:
-        self._folder = folder
-        self._record = record_of(device)
-        self._path = path
-        self._wanted: OsDns | None = None
+        super().__init__(folder, record_of(device), path)
 
-    async def set(self, wanted: OsDns) -> None:
-        tools.note(self._folder, self.mode, self._record)
-        self._wanted = wanted
+    async def _make(self, wanted: OsDns) -> None:
         try:
             HOOK.parent.mkdir(parents=True, exist_ok=True)
             file.write_new(HOOK, _SCRIPT.format(record=self._record).encode(), 0o755)
@@ -67,10 +60,8 @@ class DebianResolvconf:
         hint = "run dpkg-reconfigure resolvconf, or remove it"
         raise HullError("set up names by resolvconf", reason, hint)
 
-    async def revert(self) -> None:
-        self._wanted = None
-        await asyncio.to_thread(undo, self._record)
-        tools.forget(self._folder)
+    def _undo(self) -> None:
+        undo(self._record)
 
     async def look(self) -> Found:
         if self._wanted is None or self._servers() == list(self._wanted.nameservers):
@@ -88,12 +79,6 @@ class DebianResolvconf:
 
     def watched(self) -> list[Path]:
         return [self._path.parent, self._path, RECORDS.parent]
-
-    def rival(self) -> str:
-        return ""
-
-    def _servers(self) -> list[str]:
-        return file.servers_in(file.content_of(self._path) or b"")
 
 
 def record_of(device: str) -> str:

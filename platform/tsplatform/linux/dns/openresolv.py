@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
 
@@ -14,34 +13,26 @@ from tsplatform.linux.dns.manager import Found, Mode
 _RECORDS = Path("/run/resolvconf/interfaces")
 
 
-class Openresolv:
+class Openresolv(tools.Record):
     """Implements `Manager`."""
 
     mode = Mode.OPENRESOLV
-    can_split = False
 
     def __init__(self, folder: Path, device: str, path: Path = file.PATH) -> None:
-        self._folder = folder
-        self._record = record_of(device)
-        self._path = path
-        self._wanted: OsDns | None = None
+        super().__init__(folder, record_of(device), path)
         self._made: list[str] = []
         self._base: list[str] = []
         self._base_of_ns = -1
 
-    async def set(self, wanted: OsDns) -> None:
-        tools.note(self._folder, self.mode, self._record)
-        self._wanted = wanted
+    async def _make(self, wanted: OsDns) -> None:
         await self._read_base()
         # The lowest metric comes first, and an exclusive record alone.
         text = file.record(wanted.nameservers, wanted.search)
         await tools.resolvconf("-m", "0", "-x", "-a", self._record, given=text)
-        self._made = self._servers()
+        self._made = self._servers()  # perhaps a local resolver by openresolv's own setup, which then asks us
 
-    async def revert(self) -> None:
-        self._wanted = None
-        await asyncio.to_thread(undo, self._record)
-        tools.forget(self._folder)
+    def _undo(self) -> None:
+        undo(self._record)
 
     async def look(self) -> Found:
         if self._wanted is None:
@@ -54,13 +45,6 @@ class Openresolv:
 
     def watched(self) -> list[Path]:
         return [self._path.parent, self._path, _RECORDS]
-
-    def rival(self) -> str:
-        return ""
-
-    def _servers(self) -> list[str]:
-        """Perhaps not ours: openresolv may be set up to write a local resolver instead, which then asks us."""
-        return file.servers_in(file.content_of(self._path) or b"")
 
     async def _read_base(self) -> None:
         """What all others say together; when a record came or went."""

@@ -10,12 +10,50 @@ import subprocess
 from pathlib import Path
 
 from tsd.base.errors import HullError
+from tsd.dns.osconfig import OsDns
 from tsplatform.linux.dns import file
 from tsplatform.linux.dns.manager import Mode
 from tsplatform.linux.programs import environment, find_program
 
 TOOL_S = 10.0
 UNDO_NAME = "names.undo"
+
+
+class Record:
+    """What the managers by either program called resolvconf share: a record of ours, noted before it is made."""
+
+    mode: Mode
+    can_split = False
+
+    def __init__(self, folder: Path, record: str, path: Path) -> None:
+        self._folder = folder
+        self._record = record
+        self._path = path
+        self._wanted: OsDns | None = None
+
+    async def set(self, wanted: OsDns) -> None:
+        note(self._folder, self.mode, self._record)
+        self._wanted = wanted
+        await self._make(wanted)
+
+    async def revert(self) -> None:
+        self._wanted = None
+        await asyncio.to_thread(self._undo)
+        forget(self._folder)
+
+    def rival(self) -> str:
+        return ""
+
+    async def _make(self, wanted: OsDns) -> None:
+        """The record. Raises `HullError`."""
+        raise NotImplementedError
+
+    def _undo(self) -> None:
+        raise NotImplementedError
+
+    def _servers(self) -> list[str]:
+        """Of the file that is made of the records."""
+        return file.servers_in(file.content_of(self._path) or b"")
 
 
 async def resolvconf(*words: str, given: bytes = b"") -> bytes:

@@ -142,13 +142,16 @@ class FakeIptables:
         self.tables: dict[str, dict[str, list[str]]] = {}
         self.refuses = "nothing"
         self.unlisted: dict[str, HullError] = {}
+        self.is_mixed = False
 
     def __call__(self, words: Sequence[str], text: str) -> str:
         family = "6" if words[0].startswith("ip6") else "4"
         if words[0].endswith("-save"):
             if family + words[-1] in self.unlisted:
                 raise self.unlisted[family + words[-1]]
-            return self._save(family, words[-1])
+            return "# Table is incompatible" if self.is_mixed else self._save(family, words[-1])
+        if words[3:4] == ["-S"]:
+            return self._list_chain(self.tables.get(family + words[2], {}), words[4])
         if self.refuses in words[0] + text:
             raise HullError(f"firewall: {words[0]}", "refused")
         lines = text.splitlines()
@@ -164,6 +167,11 @@ class FakeIptables:
                 out += [f"*{name[1:]}", *(f":{chain} - [0:0]" for chain in chains)]
                 out += [rule for rules in chains.values() for rule in rules] + ["COMMIT"]
         return "\n".join(out)
+
+    def _list_chain(self, chains: dict[str, list[str]], name: str) -> str:
+        if name not in chains:
+            raise HullError("firewall: iptables-nft", f"chain `{name}' in table `filter' is incompatible")
+        return "\n".join([f"-P {name} ACCEPT" if name.isupper() else f"-N {name}", *chains[name]])
 
     def _do(self, chains: dict[str, list[str]], line: str) -> None:
         if line.startswith(":"):
@@ -258,6 +266,20 @@ def test_f05_missing_parts_of_iptables_are_told_and_the_rest_works() -> None:
     chains = IptablesChains(NAMES, "iptables-nft", fake)
     chains.apply(FULL)
     assert "table mangle" in chains.trouble
+
+
+def test_iptables_finds_its_own_in_a_table_that_it_cannot_read_as_a_whole() -> None:
+    fake = FakeIptables()
+    fake.is_mixed = True
+    chains = IptablesChains(NAMES, "iptables-nft", fake)
+    chains.apply(FULL)
+    whole = json.dumps(fake.tables)
+    assert not chains.apply(FULL)
+    later = IptablesChains(NAMES, "iptables-nft", fake)
+    later.apply(FULL)
+    assert json.dumps(fake.tables) == whole
+    later.remove()
+    assert "tsd" not in json.dumps(fake.tables)
 
 
 @pytest.mark.parametrize("table", ["4filter", "4nat", "4mangle"])

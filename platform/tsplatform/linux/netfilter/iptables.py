@@ -43,6 +43,8 @@ TABLES = ("filter", "nat", "mangle")
 _WAIT_S = "5"
 _ABSENT = ("does not exist", "not supported by protocol")
 """How iptables-legacy says that the kernel has no such table, or not this family."""
+_IS_MIXED = "is incompatible"
+_NO_CHAIN = (_IS_MIXED, "does not exist", "No chain")
 _LABEL = "-m comment --comment tsd"
 
 Saved = dict[str, list[str]]
@@ -140,11 +142,26 @@ class IptablesChains:
         found = []
         for table in TABLES:
             try:
-                found.append(self._run([self._program(version, "-save"), "-t", table], ""))
+                text = self._run([self._program(version, "-save"), "-t", table], "")
+                found.append(self._save_chains(version, table) if _IS_MIXED in text else text)
             except HullError as err:
                 if err.errno != NO_PROGRAM and not any(text in err.reason for text in _ABSENT):
                     raise
         return "\n".join(found)
+
+    def _save_chains(self, version: int, table: str) -> str:
+        """A table with a chain that iptables cannot read is not listed as a whole, but its other chains are."""
+        lines = [f"*{table}"]
+        for chain in [chain for chain in TABLE_OF if TABLE_OF[chain] == table]:
+            for name in (chain.upper(), self._name(chain)):
+                try:
+                    listed = self._run([self._program(version), "-t", table, "-S", name], "")
+                except HullError as err:
+                    if not any(text in err.reason for text in _NO_CHAIN):
+                        raise
+                    continue
+                lines += [re.sub(r"^-N (\S+)", r":\1 - [0:0]", line) for line in listed.splitlines()]
+        return "\n".join(lines)
 
     # --- writing
 

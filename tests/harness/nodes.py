@@ -64,7 +64,10 @@ class Node:
         return self
 
     def wait_until_up(self) -> None:
-        wait_for(self._is_up, 60, f"{self.name}'s socket")
+        try:
+            wait_for(self._is_up, 90, f"{self.name}'s socket")
+        except TimeoutError as err:
+            raise TimeoutError(f"{err}\n{self.tail()}") from None
 
     def _is_up(self) -> bool:
         if self.process is not None and not self.process.is_running:

@@ -142,14 +142,16 @@ class FakeIptables:
         self.tables: dict[str, dict[str, list[str]]] = {}
         self.refuses = "nothing"
         self.unlisted: dict[str, HullError] = {}
-        self.is_mixed = False
+        self.mixed = ""
 
     def __call__(self, words: Sequence[str], text: str) -> str:
         family = "6" if words[0].startswith("ip6") else "4"
         if words[0].endswith("-save"):
             if family + words[-1] in self.unlisted:
                 raise self.unlisted[family + words[-1]]
-            return "# Table is incompatible" if self.is_mixed else self._save(family, words[-1])
+            if self.mixed.startswith("Parsing"):
+                raise HullError("firewall: iptables-nft-save", self.mixed)
+            return self.mixed or self._save(family, words[-1])
         if words[3:4] == ["-S"]:
             return self._list_chain(self.tables.get(family + words[2], {}), words[4])
         if self.refuses in words[0] + text:
@@ -268,9 +270,10 @@ def test_f05_missing_parts_of_iptables_are_told_and_the_rest_works() -> None:
     assert "table mangle" in chains.trouble
 
 
-def test_iptables_finds_its_own_in_a_table_that_it_cannot_read_as_a_whole() -> None:
+@pytest.mark.parametrize("said", ["# Table `filter' is incompatible", "Parsing nftables rule failed"])
+def test_iptables_finds_its_own_in_a_table_that_it_cannot_read_as_a_whole(said: str) -> None:
     fake = FakeIptables()
-    fake.is_mixed = True
+    fake.mixed = said
     chains = IptablesChains(NAMES, "iptables-nft", fake)
     chains.apply(FULL)
     whole = json.dumps(fake.tables)

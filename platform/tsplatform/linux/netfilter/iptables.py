@@ -43,8 +43,9 @@ TABLES = ("filter", "nat", "mangle")
 _WAIT_S = "5"
 _ABSENT = ("does not exist", "not supported by protocol")
 """How iptables-legacy says that the kernel has no such table, or not this family."""
-_IS_MIXED = "is incompatible"
-_NO_CHAIN = (_IS_MIXED, "does not exist", "No chain")
+_MIXED = ("is incompatible", "Parsing nftables rule failed", "needs to be upgraded")
+"""How iptables-nft says that there are rules of nft which it cannot read."""
+_NO_CHAIN = ("does not exist", "No chain")
 _LABEL = "-m comment --comment tsd"
 
 Saved = dict[str, list[str]]
@@ -142,11 +143,12 @@ class IptablesChains:
         found = []
         for table in TABLES:
             try:
-                text = self._run([self._program(version, "-save"), "-t", table], "")
-                found.append(self._save_chains(version, table) if _IS_MIXED in text else text)
+                text = said = self._run([self._program(version, "-save"), "-t", table], "")
             except HullError as err:
-                if err.errno != NO_PROGRAM and not any(text in err.reason for text in _ABSENT):
+                text, said = "", err.reason
+                if err.errno != NO_PROGRAM and not _says(said, *_ABSENT, *_MIXED):
                     raise
+            found.append(self._save_chains(version, table) if _says(said, *_MIXED) else text)
         return "\n".join(found)
 
     def _save_chains(self, version: int, table: str) -> str:
@@ -157,7 +159,7 @@ class IptablesChains:
                 try:
                     listed = self._run([self._program(version), "-t", table, "-S", name], "")
                 except HullError as err:
-                    if not any(text in err.reason for text in _NO_CHAIN):
+                    if not _says(err.reason, *_NO_CHAIN, *_MIXED):
                         raise
                     continue
                 lines += [re.sub(r"^-N (\S+)", r":\1 - [0:0]", line) for line in listed.splitlines()]
@@ -197,6 +199,10 @@ class IptablesChains:
     def _restore(self, version: int, table: str, lines: list[str]) -> None:
         text = "\n".join([f"*{table}", *lines, "COMMIT", ""])
         self._run([self._program(version, "-restore"), "--noflush", "--wait", _WAIT_S], text)
+
+
+def _says(text: str, *wanted: str) -> bool:
+    return any(words in text for words in wanted)
 
 
 def _chains(mode: int) -> tuple[Chain, ...]:

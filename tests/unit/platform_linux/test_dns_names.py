@@ -98,6 +98,14 @@ def test_we_answer_and_keep_search_and_options(bed: Bed) -> None:
     assert bed.names.describe()["Mode"] == ""
 
 
+def test_a_file_deleted_meanwhile_is_written_again_and_comes_back(bed: Bed) -> None:
+    bed.names.apply(MAGIC)
+    bed.path.unlink()
+    eventually(bed.path.exists, "our file again")
+    bed.names.revert()
+    assert bed.path.read_bytes() == ORIGINAL
+
+
 @pytest.mark.parametrize(
     "config", [DnsConfig(), DnsConfig(routes={"x": ()}, wants_os_config=False), DnsConfig(hosts={"a": (V4,)})]
 )

@@ -69,8 +69,10 @@ class DirectFile:
         return next((name for name in _WRITERS if name in comments), "")
 
     def _note_before(self) -> None:
-        """Before every change; our own version is never kept as what was before."""
-        if file.is_ours(file.content_of(self._path)):
+        """Before every change; our own version is never kept as what was before, nor is its absence."""
+        content = file.content_of(self._path)
+        was_deleted = content is None and not self._path.is_symlink() and self._backup.exists()
+        if was_deleted or file.is_ours(content):
             return
         try:
             file.write_new(self._backup, file.look(self._path).encode(), 0o600)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tsd.engine.engine import Engine
 
 CAP_NO_CGNAT_DROP = "disable-linux-cgnat-drop-rule"
+CAP_ONE_CGNAT = "one-cgnat?v={}"
 
 
 def wishes_of(prefs: Prefs) -> RouteWishes:
@@ -52,6 +53,9 @@ class Wishes:
             wishes = replace(wishes, exit_node_id=self._auto_id, exit_node_ip=None)
         if netmap.self_node.has_cap(CAP_NO_CGNAT_DROP):
             wishes = replace(wishes, keeps_cgnat_open=True)
+        for value in (True, False):
+            if netmap.self_node.has_cap(CAP_ONE_CGNAT.format("true" if value else "false")):
+                wishes = replace(wishes, one_cgnat=value)
         return wishes
 
     def tell(self, netmap: Netmap, wishes: RouteWishes) -> None:

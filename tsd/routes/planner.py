@@ -6,6 +6,7 @@ of `tsd.routes.rules`; here is only the bookkeeping.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -46,9 +47,14 @@ class PeerPlan(NamedTuple):
 
 
 class RouteSet:
-    """Routes counted by how many peers want them; single overlay addresses collapse into their range."""
+    """Routes counted by how many peers want them; single overlay addresses collapse into their range.
 
-    def __init__(self) -> None:
+    `one_cgnat`: whether those of 100.64.0.0/10 do so whatever their number; None: as the others.
+    """
+
+    def __init__(self, one_cgnat: bool | None = None) -> None:
+        always_or_never = {True: 0, False: sys.maxsize, None: COLLAPSE_OVER}
+        self._collapse_over = {4: always_or_never[one_cgnat], 6: COLLAPSE_OVER}
         self._singles: dict[int, dict[AllowedIp, int]] = {4: {}, 6: {}}
         self._others: dict[AllowedIp, int] = {}
         self.version = 0
@@ -60,7 +66,7 @@ class RouteSet:
             return
         counts[route] = 1
         # A range that is collapsed already does not change by one more address.
-        if len(counts) <= COLLAPSE_OVER + 1 or counts is self._others:
+        if counts is self._others or len(counts) <= self._limit_of(counts) + 1:
             self.version += 1
 
     def remove(self, route: AllowedIp) -> None:
@@ -70,8 +76,11 @@ class RouteSet:
             counts[route] = count - 1
         elif count == 1:
             del counts[route]
-            if len(counts) <= COLLAPSE_OVER or counts is self._others:
+            if counts is self._others or len(counts) <= self._limit_of(counts):
                 self.version += 1
+
+    def _limit_of(self, singles: dict[AllowedIp, int]) -> int:
+        return self._collapse_over[4 if singles is self._singles[4] else 6]
 
     def _counts_of(self, route: AllowedIp) -> dict[AllowedIp, int]:
         """Single addresses of the overlay's usual ranges are kept by family, all else together."""
@@ -87,7 +96,7 @@ class RouteSet:
         ranges: dict[int, IPPrefix] = {4: CGNAT, 6: TAILSCALE_ULA}
         found: dict[IPPrefix, None] = {prefix_of(route): None for route in self._others}
         for family, singles in self._singles.items():
-            if len(singles) > COLLAPSE_OVER:
+            if len(singles) > self._collapse_over[family]:
                 found[ranges[family]] = None
             else:
                 found |= dict.fromkeys(prefix_of(route) for route in singles)
@@ -129,7 +138,7 @@ class Planner:
     def plan_in_slices(self, netmap: Netmap, wishes: RouteWishes) -> Generator[None, None, Plan]:
         """From scratch, pausing after every `SLICE_PEERS` peers. Nothing else may be called meanwhile."""
         self.peers.clear()
-        self._routes, self._hosts, self._owners, self._rivals = RouteSet(), {}, {}, {}
+        self._routes, self._hosts, self._owners, self._rivals = RouteSet(wishes.one_cgnat), {}, {}, {}
         self._parents.clear()
         self._hidden, self._routed_version = 0, -1
         self._wishes = wishes

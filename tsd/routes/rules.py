@@ -55,6 +55,8 @@ class RouteWishes:
     netfilter_kind: str = ""
     keeps_cgnat_open: bool = False
     """Control asks to let addresses of 100.64.0.0/10 in that do not come through the tunnel."""
+    one_cgnat: bool | None = None
+    """Control asks for one route to 100.64.0.0/10 (or for one to each peer)."""
 
     def is_exit_node(self, node: Node) -> bool:
         """Whether `node` is the exit node that the user chose."""

@@ -143,7 +143,8 @@ def random_step(rng: random.Random, netmap: Netmap) -> MapResponse:
 def test_steps_give_what_a_fresh_start_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "COLLAPSE_OVER", 8)
     rng = random.Random(seed)
-    wishes = RouteWishes(accept_routes=seed % 2 == 0, exit_node_id="n5" if seed % 3 == 0 else "")
+    one_cgnat = (None, True, False)[seed // 4]
+    wishes = RouteWishes(accept_routes=seed % 2 == 0, exit_node_id="n5" if seed % 3 == 0 else "", one_cgnat=one_cgnat)
     netmap, steps = start(node(5)), Planner()
     steps.plan(netmap, wishes)
     for _ in range(60):
@@ -153,6 +154,14 @@ def test_steps_give_what_a_fresh_start_gives(seed: int, monkeypatch: pytest.Monk
         assert plan.local_prefixes == fresh.local_prefixes
         assert plan.hidden_routes == fresh.hidden_routes
         assert plan.dns == fresh.dns
+
+
+@pytest.mark.parametrize(("wish", "is_range"), [(None, False), (True, True), (False, False)])
+def test_control_may_ask_for_one_route_to_all_peers(wish: bool | None, is_range: bool) -> None:
+    netmap = start(node(5), node(6))
+    routes = derive(netmap, RouteWishes(one_cgnat=wish)).router.routes
+    assert (ip_network("100.64.0.0/10") in routes) is is_range
+    assert (ip_network("100.64.0.5/32") in routes) is not is_range
 
 
 def test_n22_ten_thousand_peers_are_planned_in_slices() -> None:

@@ -40,6 +40,8 @@ class ThreadedRouter:
         """CPU time of the last work that was done."""
         self.on_trouble: Callable[[str], None] = lambda text: None
         """What went wrong after `apply` returned; called on the loop. "" means that all is well again."""
+        self.is_failing = False
+        """The last work did not end well: it is worth another try."""
         self.on_done: Callable[[], None] = lambda: None
         """Something was compared or changed; called on the loop."""
 
@@ -95,10 +97,11 @@ class ThreadedRouter:
                 self._router.revert(stays_closed=True)
             return
         self._done = None
-        self._is_busy = True
+        self._is_busy = self.is_failing = True
         started_s = time.thread_time()
         try:
             self._router.apply(config)
+            self.is_failing = False
         finally:
             self.cost_s = time.thread_time() - started_s
             self._is_busy = False

@@ -77,12 +77,15 @@ class IptablesChains:
         if was_ours and not self._is_overtaken() and self._is_there():
             return False
         self.trouble = ""
-        self._write(4, wishes)
+        wanted = {4: self._write(4, wishes)}
         try:
-            self._write(6, wishes)
+            wanted[6] = self._write(6, wishes)
         except HullError as err:
             self.trouble = f"IPv6 firewall rules are off, because {err.reason}"
-        self._listing = {version: self._listed(version) for version in self._families()}
+        listing = {version: self._listed(version) for version in self._families()}
+        # Somebody may have undone some of it already: then the next look writes it again.
+        is_whole = all(self._count(listing[version]) >= count for version, count in wanted.items())
+        self._listing = listing if is_whole else {}
         self._applied, self._must_lead = wishes, False
         log.info("firewall: chains %s-* of %s written (%s)", self._prefix, self.backend, mode_text(wishes.mode))
         if self.trouble:
@@ -167,7 +170,15 @@ class IptablesChains:
 
     # --- writing
 
-    def _write(self, version: int, wishes: FirewallWishes) -> None:
+    def _count(self, listing: Saved) -> int:
+        """Rules of our chains, and our jumps to them."""
+        mine = f"-A {self._prefix}-"
+        lines = [line for table in listing.values() for line in table]
+        return sum(line.startswith(mine) or (line.startswith("-A") and _LABEL in line) for line in lines)
+
+    def _write(self, version: int, wishes: FirewallWishes) -> int:
+        """How many rules and jumps of ours are there now."""
+        count = 0
         text = self._save(version)
         saved, displaced = ours(text, self._prefix), followers(text, self._prefix) if self._must_lead else set()
         rules = [rule for rule in rules_of(self._names, wishes) if version == 4 or not rule.is_v4_only]
@@ -178,10 +189,12 @@ class IptablesChains:
             try:
                 if lines:
                     self._restore(version, table, lines)
+                count += len(hooked) + sum(line.startswith(f"-A {self._prefix}-") for line in lines)
             except HullError as err:
                 if table == "filter":
                     raise
                 self.trouble = f"IPv{version} rules of the table {table} are missing, because {err.reason}"
+        return count
 
     def _table(
         self, chains: list[Chain], rules: list[Rule], saved: list[str], hooked: set[str], displaced: set[str]

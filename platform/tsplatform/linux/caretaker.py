@@ -125,6 +125,8 @@ class Caretaker:
             if seen != self._legacy_seen and not self._threaded.is_busy:
                 self._legacy_seen = seen
                 self._routing.poke()
+        if self._threaded.is_failing and not self._threaded.is_busy:
+            self._routing.poke()
         loop = asyncio.get_running_loop()
         if not is_legacy or int(loop.time()) % int(LOOK_S) == 0:
             self._tell_fight(loop.time())

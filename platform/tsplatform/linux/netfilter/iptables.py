@@ -64,6 +64,8 @@ class IptablesChains:
         self._listing: dict[int, Saved] = {}
         self.trouble = ""
         self._must_lead = False
+        self._was_short = False
+        """The last write could not be seen whole afterwards."""
 
     def reconsider(self) -> None:
         """Rules that others put before our jumps since may drop what we accept."""
@@ -83,9 +85,10 @@ class IptablesChains:
         except HullError as err:
             self.trouble = f"IPv6 firewall rules are off, because {err.reason}"
         listing = {version: self._listed(version) for version in self._families()}
-        # Somebody may have undone some of it already: then the next look writes it again.
-        is_whole = all(self._count(listing[version]) >= count for version, count in wanted.items())
-        self._listing = listing if is_whole else {}
+        # Somebody may have undone some of it already: then the next look writes it again. Once: it may be unreadable.
+        is_short = any(self._count(listing[version]) < count for version, count in wanted.items())
+        self._was_short = is_short and not self._was_short
+        self._listing = {} if self._was_short else listing
         self._applied, self._must_lead = wishes, False
         log.info("firewall: chains %s-* of %s written (%s)", self._prefix, self.backend, mode_text(wishes.mode))
         if self.trouble:

@@ -158,6 +158,18 @@ def test_k06_a_missing_pointer_with_one_profile(tmp_path: Path) -> None:
     assert _profiles(FileStore(path)).prefs == Prefs.fresh()
 
 
+def test_k06_a_pointer_to_nothing_with_one_profile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tsd.state"
+    _profiles(FileStore(path)).save(_logged_in())
+    FileStore(path).put("_current-profile", b"profile-gone")
+    assert _profiles(FileStore(path)).prefs == _logged_in()
+    assert "does not exist; the only one there is" in caplog.text
+    store = FileStore(path)
+    store.put("_machinekey", None)
+    _profiles(store).machine_key()
+    assert "the machine key is missing, so a new one is made" in caplog.text
+
+
 def test_k06_a_login_that_the_list_of_profiles_has_lost_goes_on(tmp_path: Path) -> None:
     """As long as the pointer and the prefs are there; after a log-out they are not."""
     path = tmp_path / "tsd.state"

@@ -39,7 +39,7 @@ def load_config(spec: str) -> ConfigFile | None:
     if path.startswith("vm:"):
         raise ConfigError(f"--config={spec}: reading from the virtual machine's user data is not supported")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         if path != spec:
             return None
@@ -51,6 +51,8 @@ def load_config(spec: str) -> ConfigFile | None:
 
 def parse_config(text: str, path: str) -> ConfigFile:
     """Raises `ConfigError` naming the file and the key."""
+    if not text.strip():
+        raise ConfigError(f'{path}: is empty; write at least {{"Version": "{VERSION}"}}')
     try:
         raw = json.loads(blank_comments(text))
     except (ValueError, RecursionError) as err:
@@ -70,9 +72,10 @@ def parse_config(text: str, path: str) -> ConfigFile:
         static_endpoints = _strings(values.pop("staticendpoints", None) or [])
     except TypeError as err:
         raise ConfigError(f"{path}: AuthKey or StaticEndpoints: {err}") from None
+    is_locked = _switch(values, "locked", spelled, path)
     config = ConfigFile(
         path=path,
-        is_locked=values.pop("locked", None) is not False,
+        is_locked=is_locked is not False,
         masked_prefs=masked,
         auth_key=read_auth_key(auth_key) if auth_key else "",
         static_endpoints=tuple(static_endpoints),
@@ -125,7 +128,7 @@ def _after_comment(text: str, at: int) -> int:
 
 
 def _masked(values: dict[str, Any], spelled: dict[str, str], path: str) -> dict[str, Any]:
-    enabled = values.pop("enabled", None)
+    enabled = _switch(values, "enabled", spelled, path)
     masked: dict[str, Any] = {"WantRunning": enabled is not False, "WantRunningSet": True}
     if values.get("authkey"):
         masked |= {"LoggedOut": False, "LoggedOutSet": True}
@@ -136,8 +139,8 @@ def _masked(values: dict[str, Any], spelled: dict[str, str], path: str) -> dict[
                 masked |= {pref: convert(value), f"{pref}Set": True}
             except (ValueError, TypeError) as err:
                 raise ConfigError(f"{path}: {spelled[key]}: {err}") from None
-    _exit_node(values, masked)
-    if values.pop("advertiseexitnode", None):
+    _exit_node(values, spelled, masked, path)
+    if _switch(values, "advertiseexitnode", spelled, path):
         masked["AdvertiseRoutes"] = [*masked.get("AdvertiseRoutes", []), "0.0.0.0/0", "::/0"]
         masked["AdvertiseRoutesSet"] = True
     if masked.get("AutoUpdateSet"):
@@ -149,14 +152,24 @@ def _masked(values: dict[str, Any], spelled: dict[str, str], path: str) -> dict[
     return masked
 
 
-def _exit_node(values: dict[str, Any], masked: dict[str, Any]) -> None:
+def _switch(values: dict[str, Any], key: str, spelled: dict[str, str], path: str) -> bool | None:
+    """None: not said."""
+    value = values.pop(key, None)
+    if value is None or isinstance(value, bool):
+        return value
+    raise ConfigError(f"{path}: {spelled[key]}: want true or false, not {value!r}")
+
+
+def _exit_node(values: dict[str, Any], spelled: dict[str, str], masked: dict[str, Any], path: str) -> None:
     node = values.pop("exitnode", None)
     if node is None:
         return
+    if not isinstance(node, str):
+        raise ConfigError(f"{path}: {spelled['exitnode']}: want a string, not {node!r}")
     try:
         masked |= {"ExitNodeIP": str(ip_address(node)), "ExitNodeIPSet": True}
     except ValueError:
-        masked |= {"ExitNodeID": str(node), "ExitNodeIDSet": True}
+        masked |= {"ExitNodeID": node, "ExitNodeIDSet": True}
 
 
 def _same(value: Any) -> Any:

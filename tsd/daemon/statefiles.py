@@ -85,6 +85,10 @@ class StateInUse(StateError):
 
 def _lock_state(path: Path) -> FileLock:
     try:
-        return FileLock(path.resolve(), "state file")
+        target = path.resolve()
+    except (OSError, RuntimeError):
+        raise StateError(f"{path} is a symbolic link that leads in a circle; remove it") from None
+    try:
+        return FileLock(target, "state file")
     except StateError as err:
         raise StateInUse(str(err)) from None

@@ -47,11 +47,23 @@ def test_everything_becomes_one_masked_edit() -> None:
         ('{"Hostname": "x"}', '"Version" is missing'),
         ('{"Version": "alpha0", "AdvertiseRoutes": ["192.0.2.1/24"]}', "192.0.2.0/24 is meant"),
         ('{"Version": "alpha0",\n "Hostname" "x"}', "line 2"),
+        ("", "is empty; write at least"),
+        ('{"Version": "alpha0", "Enabled": "no"}', "Enabled: want true or false, not 'no'"),
+        ('{"Version": "alpha0", "locked": 0}', "locked: want true or false"),
+        ('{"Version": "alpha0", "advertiseExitNode": "false"}', "advertiseExitNode: want true or false"),
+        ('{"Version": "alpha0", "exitNode": 5}', "exitNode: want a string"),
     ],
 )
 def test_mistakes_name_the_place(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         parse_config(text, "f")
+
+
+def test_k07_a_byte_order_mark_and_foreign_line_ends_are_no_trouble(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_bytes(b'\xef\xbb\xbf{\r\n"Version": "alpha0", // as of Windows\r\n"Hostname": "x"\r\n}\r\n')
+    config = load_config(str(path))
+    assert config is not None and config.masked_prefs["Hostname"] == "x"
 
 
 def test_comments_keep_positions() -> None:

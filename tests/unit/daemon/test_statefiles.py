@@ -37,6 +37,13 @@ def test_a_state_that_cannot_be_read_is_reported_and_untouched(tmp_path: Path) -
     opened.close()
 
 
+def test_s05_a_link_that_leads_in_a_circle_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tsd.state").symlink_to("tsd.state")
+    opened = open_state(_settings(tmp_path))
+    assert "leads in a circle" in opened.error
+    opened.close()
+
+
 def test_unknown_kinds_are_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not supported"):
         open_state(_settings(tmp_path, "kube:x"))

@@ -151,6 +151,12 @@ class Profiles:
                     f"{self._store.where}: {MACHINE_KEY} cannot be read ({err.reason}); restore the file from a"
                     " backup, or remove it to join as a new machine"
                 ) from None
+        if self._known:
+            log.warning(
+                "%s: the machine key is missing, so a new one is made; a server that asks for the old one takes no"
+                " login of this file any more: restore the file from a backup, or log in anew",
+                self._store.where,
+            )
         made = MachinePrivate.generate(self._entropy)
         self._store.put(MACHINE_KEY, made.text().encode())
         return made
@@ -328,7 +334,9 @@ class Profiles:
             if profile.key == key:
                 self.current, self.prefs = profile, self._read_prefs(key)
                 return
-        if self._is_adopted(key) or (not key and not self._known and self._migrate_legacy()):
+        if self._is_adopted(key) or self._is_only_one_left(key):
+            return
+        if not key and not self._known and self._migrate_legacy():
             return
         self._load_draft()
 
@@ -345,6 +353,15 @@ class Profiles:
         draft = LoginProfile(id=profile_id, key=key, created=self._timestamp())
         self.current, self.prefs = self._described(draft, prefs, NetworkProfile()), prefs
         self._known[profile_id] = self.current
+        return True
+
+    def _is_only_one_left(self, key: str) -> bool:
+        """The pointer names nothing that the store has ever heard of, and there is one login: it must be meant."""
+        if not key or self._store.get(key) or self._unreadable or len(self._known) != 1:
+            return False
+        profile = next(iter(self._known.values()))
+        log.warning("the profile in use, %s, does not exist; the only one there is, %s, is used", key, profile.id)
+        self.current, self.prefs = profile, self._read_prefs(profile.key)
         return True
 
     def _load_draft(self) -> None:

@@ -56,6 +56,24 @@ def debug_command(context: ctx.Context) -> Command:
             action("break-tcp-conns", "Drop the control connection"),
             action("force-netmap-update", "Fetch the whole network map again"),
             action("pick-new-derp", "Choose another home relay"),
+            action("clear-netmap-cache", "Delete the netmap kept for the next start"),
+            Command(
+                "force-prefer-derp",
+                "Make this region the home relay while it is reachable; 0: as measured",
+                lambda p: _prefer_derp(context, p),
+                usage="<region ID>",
+                max_args=1,
+            ),
+            Command("control-knobs", "Print what the coordination server has switched", lambda p: _knobs(context)),
+            Command("reload-config", "Read the file of --config again", lambda p: _reload(context)),
+            Command("local-creds", "Print how to call the LocalAPI with curl", lambda p: _creds(context)),
+            Command(
+                "via",
+                "Turn a site and its IPv4 network into an IPv6 (4via6) route, or back",
+                _via,
+                usage="<site ID> <IPv4 network> | <IPv6 route>",
+                max_args=2,
+            ),
         ),
     )
 
@@ -134,6 +152,40 @@ def _statedir(context: ctx.Context) -> None:
     if not found:
         raise Failure("the daemon has no state folder")
     ctx.out(str(found))
+
+
+def _prefer_derp(context: ctx.Context, parsed: Parsed) -> None:
+    if len(parsed.args) != 1 or not (parsed.args[0].isascii() and parsed.args[0].isdigit()):
+        raise UsageError("usage: tsctl debug force-prefer-derp <region ID>; `tsctl debug derp-map` shows them")
+    context.client.call("POST", "debug?action=force-prefer-derp", parsed.args[0].encode())
+
+
+def _knobs(context: ctx.Context) -> None:
+    ctx.out(ctx.to_json(context.client.call("POST", "debug?action=control-knobs", b"").json(), "\t"))
+
+
+def _reload(context: ctx.Context) -> None:
+    found = context.client.call("POST", "reload-config", b"").json() or {}
+    if found.get("Err"):
+        raise Failure(str(found["Err"]))
+    if not found.get("Reloaded"):
+        raise Failure("the daemon runs without a configuration file (--config)")
+    ctx.out("config reloaded")
+
+
+def _creds(context: ctx.Context) -> None:
+    ctx.out(f"curl --unix-socket {context.client.path} http://local-tailscaled.sock{schema.LOCALAPI_PREFIX}status")
+
+
+def _via(parsed: Parsed) -> None:
+    from tsctl.via import to_ipv4, to_route
+
+    if len(parsed.args) == 2:
+        ctx.out(to_route(*parsed.args))
+    elif len(parsed.args) == 1:
+        ctx.out(to_ipv4(parsed.args[0]))
+    else:
+        raise UsageError("usage: tsctl debug via <site ID> <IPv4 network>, or <IPv6 route>")
 
 
 def _localapi(context: ctx.Context, parsed: Parsed) -> None:

@@ -11,6 +11,7 @@ import sys
 
 from tsctl import context as ctx
 from tsctl.client import ApiFailure
+from tsctl.elsewhere import refuse_command, refuse_subcommand
 from tsctl.goflags import Command, Failure, Flag, HelpWanted, Parsed, UsageError, help_text, parse
 
 TYPE_CHECKING = False
@@ -29,6 +30,7 @@ TABLE = {
     "status": ("tsctl.status", "Show the node, its peers and its health"),
     "ip": ("tsctl.addresses", "Show tailnet addresses"),
     "ping": ("tsctl.ping", "Ping a peer through the tailnet and see the path"),
+    "ssh": ("tsctl.ssh", "Log in to a peer with this machine's ssh"),
     "nc": ("tsctl.nc", "Connect standard input and output to a peer's port"),
     "netcheck": ("tsctl.netcheck", "Look at this host's network as seen from the relays"),
     "doctor": ("tsctl.doctor.command", "Find out what is wrong: engine or hull?"),
@@ -131,6 +133,7 @@ def _run(words: Sequence[str]) -> int:
     context = ctx.Context(parsed.text("socket"), words)
     command = load_command(name, context)
     if command is None:
+        refuse_command(name)
         raise UsageError(f"tsctl: unknown subcommand: {name}{_did_you_mean(name)}")
     return run_command(f"tsctl {name}", command, rest)
 
@@ -144,6 +147,8 @@ def _did_you_mean(name: str) -> str:
 
 def run_command(path: str, command: Command, words: Sequence[str]) -> int:
     """Parse the command's own words and run it, going down into subcommands."""
+    if command.subcommands:
+        refuse_subcommand(path, words)
     try:
         parsed = parse(command.flags, words, stops_at_word=command.stops_at_word or bool(command.subcommands))
     except HelpWanted:

@@ -108,6 +108,8 @@ class DaemonService:
             log_lines=self._tap.follow,
             stop=self._ended.set,
             pump=tsnative.describe(),
+            state_dir=str(settings.state_dir or ""),
+            reload=self.reload if settings.config is not None else None,
         )
         self._watch_state(engine)
         self._apply_config(engine)

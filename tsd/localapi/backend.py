@@ -144,6 +144,10 @@ class LocalBackend(Protocol):
 
     async def put_file(self, node_id: str, name: str, length: int, body: AsyncIterator[bytes]) -> tuple[int, bytes]: ...
 
+    async def reload_config(self) -> bool:
+        """Whether there is a configuration file, which was read again. Raises TsdError when it is wrong."""
+        ...
+
     async def shutdown(self) -> None: ...
 
 
@@ -175,7 +179,10 @@ class OptionalBackend:
         return None
 
     async def put_file(self, node_id: str, name: str, length: int, body: AsyncIterator[bytes]) -> tuple[int, bytes]:
-        raise ApiError(404, "node not found")
+        raise ApiError(501, "this daemon does not send files yet (Taildrop)")
+
+    async def reload_config(self) -> bool:
+        return False
 
     def check_ip_forwarding(self) -> str:
         return ""

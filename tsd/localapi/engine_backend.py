@@ -7,7 +7,7 @@ Nothing is decided here; what a call means stands in `tsd.engine`. Parts that th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsd.base.errors import DecodeError, TsdError, reason_of
@@ -39,13 +39,16 @@ class EngineBackend(OptionalBackend):
         log_lines: Callable[[], AsyncIterator[Json]] | None = None,
         stop: Callable[[], None] = lambda: None,
         pump: str = "",
+        state_dir: str = "",
+        reload: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._engine = engine
         self._proxy_origin = proxy_origin
         self._log_lines = log_lines
         self._stop = stop
         self._pump = pump
-        self._debug = DebugActions(engine)
+        self._reload = reload
+        self._debug = DebugActions(engine, state_dir)
 
     # --- status
 
@@ -418,6 +421,12 @@ class EngineBackend(OptionalBackend):
 
     def log_tap(self) -> AsyncIterator[Json]:
         return self._log_lines() if self._log_lines is not None else _no_lines()
+
+    async def reload_config(self) -> bool:
+        if self._reload is None:
+            return False
+        await self._reload()
+        return True
 
     async def shutdown(self) -> None:
         self._stop()

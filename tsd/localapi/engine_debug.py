@@ -26,8 +26,9 @@ _KNOBS = {
 
 
 class DebugActions:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, state_dir: str = "") -> None:
         self._engine = engine
+        self._state_dir = state_dir
 
     async def run(self, action: str, body: bytes) -> tuple[str, bytes]:
         """(content type, body). Raises KeyError for an unknown action, ValueError for a body that does not decode."""
@@ -38,7 +39,7 @@ class DebugActions:
             "break-tcp-conns": self._reconnect,
             "break-derp-conns": self._break_derp,
             "force-netmap-update": self._reconnect,
-            "clear-netmap-cache": self._nothing,
+            "clear-netmap-cache": self._clear_cache,
             "pick-new-derp": self._restun,
             "derp-set-homeless": self._nothing,
             "derp-unset-homeless": self._nothing,
@@ -47,7 +48,10 @@ class DebugActions:
             handlers[action]()
             return _TEXT, b"done\n"
         if action == "force-prefer-derp":
-            self._engine.reach.netcheck.forced_home = int(body or b"0")
+            text = body.strip() or b"0"
+            if not text.isdigit() or len(text) > 9:
+                raise ValueError("want the number of a relay region, or 0")
+            self._engine.reach.netcheck.forced_home = int(text)
             self._restun()
             return _TEXT, b"done\n"
         if action == "doctor":
@@ -57,7 +61,7 @@ class DebugActions:
             "control-knobs": self._control_knobs,
             "port-mapping": self._port_mapping,
             "peer-disco-keys": self._disco_keys,
-            "statedir": lambda: "",
+            "statedir": lambda: self._state_dir,
             "peer-relay-servers": list,
         }
         return _JSON, json.dumps(documents[action](), indent="\t").encode() + b"\n"
@@ -75,6 +79,10 @@ class DebugActions:
     def _break_derp(self) -> None:
         if self._engine.plane is not None:
             self._engine.plane.derp.link_changed()
+
+    def _clear_cache(self) -> None:
+        for profile in self._engine.profiles.list():
+            self._engine.recollection.forget(profile.id)
 
     def _nothing(self) -> None:
         return None

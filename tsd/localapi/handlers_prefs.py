@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 
+from tsd.base.errors import TsdError
 from tsd.localapi import schema
 from tsd.localapi.backend import ApiError, Json, PrefsError
 from tsd.localapi.call import JSON, Call, Endpoint, Response, compact, empty, json_error, pretty, text, write_by_post
@@ -119,7 +120,10 @@ async def set_use_exit_node_enabled(call: Call) -> Response:
 
 
 async def reload_config(call: Call) -> Response:
-    return compact({"Reloaded": False, "Err": ""})
+    try:
+        return compact({"Reloaded": await call.backend.reload_config(), "Err": ""})
+    except TsdError as err:
+        return compact({"Reloaded": False, "Err": str(err)})
 
 
 async def shutdown(call: Call) -> Response:

@@ -151,7 +151,7 @@ async def test_exact_success_codes(rig: Rig) -> None:
         ("GET", "debug", 405, b"POST required"),
         ("POST", "debug?action=rebind", 200, b"done"),
         ("GET", "file-put/2/x", 400, b"want PUT to put file"),
-        ("PUT", "file-put/99/x", 404, b"node not found"),
+        ("PUT", "file-put/99/x", 501, b"this daemon does not send files yet"),
         ("POST", "tka/disable", 400, b"tailnet-lock disable failed"),
         ("GET", "tka/log", 500, b"reading log failed"),
     ],

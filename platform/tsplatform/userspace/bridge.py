@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from tsd.netstack.tcp import constants as c
 from tsd.netstack.tcp.segment import Buffer
+from tsplatform.userspace.readiness import READABLE, WRITABLE, Readiness
 from tsplatform.userspace.streams import OverlayStream
 
 _READ_BYTES = 256 << 10
@@ -34,6 +35,7 @@ class Bridge:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        readiness: Readiness,
         stream: OverlayStream,
         sock: socket.socket,
         touch: Callable[[], None],
@@ -41,9 +43,11 @@ class Bridge:
         on_done: Callable[[Bridge], None],
     ) -> None:
         self._loop = loop
+        self._readiness = readiness
         self._stream = stream
         self._connection = stream.connection
         self._sock = sock
+        self._fd = sock.fileno()
         self._touch = touch
         self._now = now
         self._on_done = on_done
@@ -51,14 +55,15 @@ class Bridge:
         self._read_bytes = _FIRST_READ_BYTES
         self._is_host_eof = False
         self._is_overlay_eof = False
-        self._is_reading = False
+        self._is_paused = False
         self._is_done = False
         stream.sink = self._on_overlay
 
     def start(self) -> None:
         """Begin to pump; call when both sides exist."""
-        self._resume_host()
         self._overlay_to_host()
+        if not self._is_done:
+            self._readiness.watch(self._fd, self._on_host)
 
     def close(self) -> None:
         """Reset both sides."""
@@ -66,25 +71,27 @@ class Bridge:
 
     # -- host → overlay ----------------------------------------------------------------------------------------
 
-    def _resume_host(self) -> None:
-        if not self._is_reading and not self._is_host_eof and not self._is_done:
-            self._is_reading = True
-            self._loop.add_reader(self._sock.fileno(), self._on_host_readable)
+    def _on_host(self, bits: int) -> None:
+        if bits & WRITABLE and self._unsent is not None:
+            self._on_host_writable()
+        if bits & READABLE:
+            self._on_host_readable()
 
-    def _pause_host(self) -> None:
-        if self._is_reading:
-            self._is_reading = False
-            self._loop.remove_reader(self._sock.fileno())
+    def _resume_host(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._loop.call_soon(self._on_host_readable)
 
     def _on_host_readable(self) -> None:
-        """Reads until there is no more: libuv stops to watch a socket with an error (RST) after this one call."""
+        """Reads until there is no more, or for a while: others wait too."""
         connection = self._connection
-        if not self._is_reading:
+        if self._is_paused or self._is_host_eof or self._is_done:
             return
         for _ in range(_READS_PER_WAKE):
             try:
                 data = self._sock.recv(self._read_bytes)
             except (BlockingIOError, InterruptedError):
+                self._readiness.more(self._fd, READABLE)
                 break
             except OSError:
                 self._fail_overlay()
@@ -94,13 +101,12 @@ class Bridge:
                 return
             if not data:
                 self._is_host_eof = True
-                self._pause_host()
                 connection.shutdown_write()
                 break
             connection.write(data)
             if connection.send_room <= 0:
                 connection.wants_writable = True
-                self._pause_host()
+                self._is_paused = True
                 break
             if len(data) == self._read_bytes:
                 self._read_bytes = _READ_BYTES
@@ -148,9 +154,8 @@ class Bridge:
             self._fail_overlay()
             return False
         if sent < len(chunk):
-            if self._unsent is None:
-                self._loop.add_writer(self._sock.fileno(), self._on_host_writable)
             self._unsent = memoryview(chunk)[sent:]
+            self._readiness.more(self._fd, WRITABLE)
         else:
             self._unsent = None
         return True
@@ -160,7 +165,6 @@ class Bridge:
         if rest is None or not self._send(rest):
             return
         if self._unsent is None:
-            self._loop.remove_writer(self._sock.fileno())
             self._overlay_to_host()
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -190,10 +194,8 @@ class Bridge:
 
     def _detach(self) -> None:
         self._is_done = True
-        self._pause_host()
-        if self._unsent is not None:
-            self._unsent = None
-            self._loop.remove_writer(self._sock.fileno())
+        self._unsent = None
+        self._readiness.forget(self._fd)
         self._stream.sink = _ignore
 
 

@@ -13,6 +13,7 @@ import logging
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from tsd.netstack.tcp.connection import Connection
 from tsplatform.userspace.bridge import Bridge
 from tsplatform.userspace.echo import EchoForwarder
 from tsplatform.userspace.hostsock import address_of
+from tsplatform.userspace.readiness import WRITABLE, Readiness, readiness
 from tsplatform.userspace.streams import OverlayStream
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ UDP_IDLE_DNS_S = 30.0
 MAX_UDP_FLOWS = 4096
 _SWEEP_S = 5.0
 _DATAGRAMS_PER_WAKE = 64
+_STILL_CONNECTING = (errno.EINPROGRESS, errno.EALREADY)
 LOOPBACK, LOOPBACK_V6 = IPv4Address("127.0.0.1"), IPv6Address("::1")
 
 
@@ -84,6 +87,7 @@ class Forwarder:
         self._dials: dict[SynReceived, _Dial] = {}
         self._bridges: dict[Bridge, AddrPort] = {}
         self._flows: OrderedDict[tuple[AddrPort, AddrPort], _UdpFlow] = OrderedDict()
+        self._readiness: Readiness | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._echo = EchoForwarder(driver, protect)
         self.origins: dict[tuple[str, AddrPort], AddrPort] = {}
@@ -100,6 +104,12 @@ class Forwarder:
     def connection_count(self) -> int:
         return len(self._bridges)
 
+    @property
+    def readiness(self) -> Readiness:
+        if self._readiness is None:
+            self._readiness = readiness(self._driver.loop)
+        return self._readiness
+
     def close(self) -> None:
         for dial in list(self._dials.values()):
             self._end_dial(dial)
@@ -108,6 +118,9 @@ class Forwarder:
             bridge.close()
         for key in list(self._flows):
             self._drop_flow(key)
+        if self._readiness is not None:
+            self._readiness.close()
+            self._readiness = None
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._echo.close()
@@ -141,18 +154,19 @@ class Forwarder:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._protect is not None and not attempt.is_own:
                 self._protect(sock)
-            code = sock.connect_ex((str(target.ip), target.port))
+            code = _connect(sock, (str(target.ip), target.port))
         except OSError as err:
             code = err.errno or errno.EIO
-        if code == errno.EINPROGRESS:
-            loop = self._driver.loop
+        if code in _STILL_CONNECTING:
             self._dials[attempt] = dial
-            dial.timer = loop.call_later(DIAL_TIMEOUT_S, self._on_dial_timeout, dial)
-            loop.add_writer(sock.fileno(), self._on_dialled, dial)
+            dial.timer = self._driver.loop.call_later(DIAL_TIMEOUT_S, self._on_dial_timeout, dial)
+            self.readiness.watch(sock.fileno(), partial(self._on_dialled, dial))
         else:
             self._settle(dial, code)
 
-    def _on_dialled(self, dial: _Dial) -> None:
+    def _on_dialled(self, dial: _Dial, bits: int) -> None:
+        if not bits & WRITABLE:
+            return
         self._end_dial(dial)
         self._settle(dial, dial.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
         self._driver.kick()
@@ -166,7 +180,7 @@ class Forwarder:
         self._dials.pop(dial.attempt, None)
         if dial.timer is not None:
             dial.timer.cancel()
-            self._driver.loop.remove_writer(dial.sock.fileno())
+            self.readiness.forget(dial.sock.fileno())
 
     def _settle(self, dial: _Dial, code: int) -> None:
         """The dial ended: accept the overlay connection, or refuse it."""
@@ -182,7 +196,15 @@ class Forwarder:
             return
         stream = OverlayStream(driver, connection, attempt.local, attempt.remote)
         origin = address_of(sock.getsockname())
-        bridge = Bridge(driver.loop, stream, sock, lambda: driver.touch(connection), driver.now, self._on_bridge_done)
+        bridge = Bridge(
+            driver.loop,
+            self.readiness,
+            stream,
+            sock,
+            lambda: driver.touch(connection),
+            driver.now,
+            self._on_bridge_done,
+        )
         self._bridges[bridge] = origin
         self.origins["tcp", origin] = attempt.remote
         bridge.start()
@@ -297,3 +319,11 @@ class Forwarder:
         count = self.drops[reason]
         if count & (count - 1) == 0:
             log.warning("cannot forward to the host: %s (%d times): %s", reason, count, err)
+
+
+def _connect(sock: socket.socket, target: tuple[str, int]) -> int:
+    """The error number, 0 when connected: on the loopback that is so at once, but only a second call says it."""
+    code = sock.connect_ex(target)
+    if code == errno.EINPROGRESS:
+        code = sock.connect_ex(target)
+    return 0 if code == errno.EISCONN else code

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
 from tsplatform.userspace.bridge import reset_socket
+from tsplatform.userspace.readiness import READABLE, WRITABLE, LoopReadiness, Readiness
 
 Protect = Callable[[socket.socket], None]
 
@@ -31,29 +32,47 @@ def _parse(text: str) -> IPAddress:
 
 
 class HostStream:
-    """hull.Stream on a connected non-blocking socket."""
+    """hull.Stream on a connected non-blocking socket. The system is asked first, and waited for when it has nothing."""
 
-    def __init__(self, sock: socket.socket, local: AddrPort, remote: AddrPort) -> None:
+    def __init__(
+        self, sock: socket.socket, local: AddrPort, remote: AddrPort, readiness: Readiness | None = None
+    ) -> None:
+        """`readiness`: its owner's, who has many sockets; without it the loop watches this one."""
         self.sock = sock
         self.local = local
         self.remote = remote
         self._loop = asyncio.get_running_loop()
+        self._readiness = readiness or LoopReadiness(self._loop)
+        self._fd = -1
+        self._waiters: dict[int, asyncio.Future[None]] = {}
         self._is_closed = False
 
-    async def read(self, limit: int) -> bytes:
+    def read_now(self, limit: int) -> bytes | None:
+        """What is there already; None: nothing yet, b"": the end. Raises OSError."""
         if self._is_closed:
             return b""
-        return await self._loop.sock_recv(self.sock, limit)
+        try:
+            return self.sock.recv(limit)
+        except (BlockingIOError, InterruptedError):
+            return None
+
+    async def read(self, limit: int) -> bytes:
+        while (data := self.read_now(limit)) is None:
+            await self._wait(READABLE)
+        return data
 
     async def write(self, data: bytes | memoryview) -> None:
-        if self._is_closed:
-            raise BrokenPipeError(32, "the connection is closed")
-        try:
-            sent = self.sock.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        if sent < len(data):
-            await self._loop.sock_sendall(self.sock, memoryview(data)[sent:])
+        while True:
+            if self._is_closed:
+                raise BrokenPipeError(32, "the connection is closed")
+            try:
+                sent = self.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            if sent == len(data):
+                return
+            data = memoryview(data)[sent:]
+            await self._wait(WRITABLE)
 
     async def write_eof(self) -> None:
         with contextlib.suppress(OSError):
@@ -61,7 +80,7 @@ class HostStream:
 
     def abort(self) -> None:
         if not self._is_closed:
-            self._is_closed = True
+            self.detach()
             reset_socket(self.sock)
 
     async def close(self) -> None:
@@ -69,13 +88,34 @@ class HostStream:
 
     def close_now(self) -> None:
         if not self._is_closed:
-            self._is_closed = True
+            self.detach()
             self.sock.close()
 
     def detach(self) -> socket.socket:
         """The socket belongs to the caller now."""
         self._is_closed = True
+        if self._fd >= 0:
+            self._readiness.forget(self._fd)
+            self._on_ready(READABLE | WRITABLE)
         return self.sock
+
+    async def _wait(self, bit: int) -> None:
+        """Until the socket may be read or written, or is closed."""
+        waiter = self._waiters[bit] = self._loop.create_future()
+        if self._fd < 0:
+            self._fd = self.sock.fileno()
+            self._readiness.watch(self._fd, self._on_ready)
+        else:
+            self._readiness.more(self._fd, bit)
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(bit, None)
+
+    def _on_ready(self, bits: int) -> None:
+        for bit in (READABLE, WRITABLE):
+            if bits & bit and bit in self._waiters:
+                _wake(self._waiters[bit])
 
 
 class HostDatagrams:
@@ -136,9 +176,9 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class Acceptor:
-    """Listens on a host address and hands out non-blocking client sockets."""
+    """Listens on a host address and hands out non-blocking client sockets with the client's address."""
 
-    def __init__(self, listen: str, on_client: Callable[[socket.socket], None]) -> None:
+    def __init__(self, listen: str, on_client: Callable[[socket.socket, AddrPort], None]) -> None:
         """`listen` is "host:port", "[v6]:port" or ":port". Raises OSError."""
         host, _, port = listen.rpartition(":")
         self._on_client = on_client
@@ -151,7 +191,7 @@ class Acceptor:
     def _on_readable(self) -> None:
         for _ in range(_ACCEPTS_PER_WAKE):
             try:
-                client, _ = self._sock.accept()
+                client, remote = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:  # out of descriptors: look again later instead of spinning
@@ -159,9 +199,7 @@ class Acceptor:
                 self._loop.call_later(0.1, self._resume)
                 return
             client.setblocking(False)
-            with contextlib.suppress(OSError):
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._on_client(client)
+            self._on_client(client, address_of(remote))
 
     def _resume(self) -> None:
         if not self._is_closed:
@@ -184,6 +222,7 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if is_dual else 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it
         sock.bind((host or ("::" if is_dual else "0.0.0.0"), port))
         sock.listen(1024)
         sock.setblocking(False)

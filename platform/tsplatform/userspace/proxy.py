@@ -19,6 +19,7 @@ from tsplatform.userspace.bridge import Bridge
 from tsplatform.userspace.hostsock import Acceptor, HostStream, address_of
 from tsplatform.userspace.proxies.http import HttpSession
 from tsplatform.userspace.proxies.socks5 import serve_socks5
+from tsplatform.userspace.readiness import Readiness, readiness
 from tsplatform.userspace.streams import OverlayStream
 from tsplatform.userspace.tun import NetstackTun
 
@@ -26,13 +27,14 @@ log = logging.getLogger(__name__)
 
 _RELAY_BYTES = 256 << 10
 _HANDSHAKE_S = 30.0
+_FIRST_READ_BYTES = 16 << 10
 
 
 class Dialer(Protocol):
     """Resolves names (overlay names first) and chooses between overlay and host sockets."""
 
     async def dial(self, host: str, port: int) -> Stream:
-        """`host` is a name or an IP literal. Raises OSError (refused, timed out, not found, ...)."""
+        """`host` is a name or an IP literal. Raises OSError (refused, timed out, not found, ...), and in good time."""
 
     async def open_datagram(self, host: str, port: int) -> tuple[DatagramPort, AddrPort]:
         """A fresh port from which the resolved target can be reached."""
@@ -46,12 +48,14 @@ class ProxyServer:
         self.protocols = protocols
         self._tun = tun
         self._acceptor: Acceptor | None = None
+        self._readiness: Readiness | None = None
         self._tasks = Tasks(log)
         self._bridges: set[Bridge] = set()
 
     def start(self, listen: str) -> AddrPort:
         """Listen on "host:port"; returns the address in use. Raises OSError."""
         self._acceptor = Acceptor(listen, self._on_client)
+        self._readiness = readiness(asyncio.get_running_loop())
         return self._acceptor.local
 
     def close(self) -> None:
@@ -61,6 +65,8 @@ class ProxyServer:
         self._tasks.cancel()
         for bridge in list(self._bridges):
             bridge.close()
+        if self._readiness is not None:
+            self._readiness.close()
 
     @property
     def connection_count(self) -> int:
@@ -70,13 +76,12 @@ class ProxyServer:
         """A task that ends with the server."""
         return self._tasks.spawn(coroutine)
 
-    def _on_client(self, sock: socket.socket) -> None:
-        try:
-            client = HostStream(sock, address_of(sock.getsockname()), address_of(sock.getpeername()))
-        except OSError:
-            sock.close()
-            return
-        self.spawn(self._serve(client))
+    def _on_client(self, sock: socket.socket, remote: AddrPort) -> None:
+        assert self._acceptor is not None
+        local = self._acceptor.local
+        if local.ip.is_unspecified:
+            local = address_of(sock.getsockname())
+        self.spawn(self._serve(HostStream(sock, local, remote, self._readiness)))
 
     async def _serve(self, client: HostStream) -> None:
         try:
@@ -89,8 +94,10 @@ class ProxyServer:
             client.close_now()
 
     async def _serve_protocol(self, client: HostStream) -> None:
-        async with asyncio.timeout(_HANDSHAKE_S):
-            first = await client.read(16384)
+        first = client.read_now(_FIRST_READ_BYTES)
+        if first is None:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                first = await client.read(_FIRST_READ_BYTES)
         if not first:
             return
         is_socks = first[0] == 5
@@ -101,12 +108,12 @@ class ProxyServer:
 
     async def relay(self, client: HostStream, target: Stream) -> None:
         """Pump both ways until both ends are done. Overlay targets get a bridge, without a task."""
-        if isinstance(target, OverlayStream) and self._tun is not None:
-            tun = self._tun
+        if isinstance(target, OverlayStream) and self._tun is not None and self._readiness is not None:
+            tun, ready = self._tun, self._readiness
             connection = target.connection
             loop = asyncio.get_running_loop()
             done: Callable[[Bridge], None] = self._bridges.discard
-            bridge = Bridge(loop, target, client.detach(), lambda: tun.touch(connection), tun.now, done)
+            bridge = Bridge(loop, ready, target, client.detach(), lambda: tun.touch(connection), tun.now, done)
             self._bridges.add(bridge)
             bridge.start()
             return

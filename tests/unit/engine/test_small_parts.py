@@ -143,6 +143,8 @@ class TestDriver:
 
 class _Names:
     def tailnet_addresses(self, name: str) -> list[IPAddress]:
+        if name == "twice":
+            return [parse_ip("100.64.0.7"), parse_ip("127.0.0.1")]
         return [parse_ip("100.64.0.7")] if name == "web" else []
 
     def is_overlay(self, ip: IPAddress) -> bool:
@@ -163,9 +165,13 @@ class _Names:
 class _Net:
     def __init__(self) -> None:
         self.asked: list[AddrPort] = []
+        self.is_silent = False
 
     async def connect(self, remote: AddrPort, timeout_s: float = 10.0) -> Any:
         self.asked.append(remote)
+        if self.is_silent:
+            await asyncio.sleep(timeout_s)
+            raise TimeoutError
         raise ConnectionRefusedError("refused")
 
     async def open_datagram(self, local: AddrPort | None, remote_family: int = 4) -> Any:
@@ -204,6 +210,19 @@ class TestDialer:
             stream = await dialer.dial(host, port)
             assert await stream.read(10) == b"hi"
             await stream.close()
+        server.close()
+
+    async def test_a_silent_first_address_leaves_time_for_the_second(self) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        net = _Net()
+        net.is_silent = True
+        dialer = Dialer(net, _Names())  # type: ignore[arg-type]
+        stream = await dialer.dial("twice", server.sockets[0].getsockname()[1], 5.0)
+        await stream.close()
+        assert len(net.asked) == 1
         server.close()
 
 

@@ -5,6 +5,7 @@ Used by the SOCKS5 and HTTP proxies, by `tsctl nc` and by our own clients (tails
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable
 from typing import Protocol
@@ -16,6 +17,7 @@ from tsd.transport.dial import Protect
 from tsd.transport.host import connect_host
 
 LOOPBACK = parse_ip("127.0.0.1")
+LEAST_SHARE_S = 2.0
 _SERVICES = frozenset((QUAD_100, QUAD_100_V6))
 
 
@@ -41,6 +43,13 @@ def _no_service(remote: AddrPort) -> Stream:
     raise ConnectionRefusedError(errno.ECONNREFUSED, f"nothing answers on {remote}")
 
 
+def _literal(host: str) -> IPAddress | None:
+    try:
+        return parse_ip(host.strip("[]"))
+    except DecodeError:
+        return None
+
+
 class Dialer:
     """One per engine; keeps nothing between calls."""
 
@@ -57,18 +66,32 @@ class Dialer:
 
     async def addresses(self, host: str) -> list[IPAddress]:
         """Literal, tailnet name, or the host's resolver, in this order. Raises OSError."""
-        try:
-            return [parse_ip(host.strip("[]"))]
-        except DecodeError:
-            pass
+        literal = _literal(host)
+        if literal is not None:
+            return [literal]
         return self._names.tailnet_addresses(host) or await self._names.resolve_upstream(host)
 
     async def dial(self, host: str, port: int, timeout_s: float = 10.0) -> Stream:
-        """The first address that answers, IPv4 and IPv6 alike. Raises OSError (the last refusal) or TimeoutError."""
+        """The first address that answers, IPv4 and IPv6 alike, within `timeout_s` in all.
+
+        Raises OSError (the last refusal) or TimeoutError.
+        """
+        literal = _literal(host)
+        if literal is not None:
+            return await self.dial_ip(AddrPort(literal, port), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await self._dial_any(await self.addresses(host), host, port, timeout_s)
+
+    async def _dial_any(self, addresses: list[IPAddress], host: str, port: int, timeout_s: float) -> Stream:
+        """Each address gets its share of the time that is left, so that a dead one leaves some for the next."""
         failure: Exception = OSError(f"no address for {host}")
-        for ip in await self.addresses(host):
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        for tried, ip in enumerate(addresses):
+            left_s = ends_at - loop.time()
+            share_s = max(left_s / (len(addresses) - tried), min(left_s, LEAST_SHARE_S))
             try:
-                return await self.dial_ip(AddrPort(ip, port), timeout_s)
+                return await self.dial_ip(AddrPort(ip, port), share_s)
             except (OSError, TimeoutError) as err:
                 failure = err
         raise failure

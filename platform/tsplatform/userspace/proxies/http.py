@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _MAX_HEAD_BYTES = 64 << 10
 _READ_BYTES = 256 << 10
-_DIAL_TIMEOUT_S = 10.0
 _IDLE_S = 120.0
 _HOP_BY_HOP = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"proxy-authorization", b"host"))
 _MAX_LENGTH_DIGITS = 18
@@ -87,32 +86,38 @@ class Source:
     def __init__(self, stream: Stream, first: bytes = b"") -> None:
         self.stream = stream
         self.buffer = first
+        self._searched = 0
 
-    async def read_head(self) -> bytes:
-        """Up to and without the blank line; b"" when the stream ended before anything came.
+    def take_head(self) -> bytes | None:
+        """Up to and without the blank line; None when it is not whole yet.
 
         Lines may end in LF alone and blank lines may come first (RFC 9112, 2.2). What is not text, such as TLS or
         SOCKS4 on this port, would never have an end and is refused at once.
         """
-        searched = 0
-        while True:
-            if not searched:
-                self.buffer = self.buffer.lstrip(b"\r\n")
-            if self.buffer and not 0x20 < self.buffer[0] < 0x7F:
-                raise BadMessage("this is not plain HTTP (the URL of the proxy begins with http://)")
-            end = _END_OF_HEAD.search(self.buffer, searched)
-            if end is not None:
-                head, self.buffer = self.buffer[: end.start()], self.buffer[end.end() :]
-                return head
-            if len(self.buffer) > _MAX_HEAD_BYTES:
-                raise BadMessage("head too large")
-            searched = max(len(self.buffer) - 3, 0)
+        if not self._searched:
+            self.buffer = self.buffer.lstrip(b"\r\n")
+        if self.buffer and not 0x20 < self.buffer[0] < 0x7F:
+            raise BadMessage("this is not plain HTTP (the URL of the proxy begins with http://)")
+        end = _END_OF_HEAD.search(self.buffer, self._searched)
+        if end is not None:
+            head, self.buffer = self.buffer[: end.start()], self.buffer[end.end() :]
+            self._searched = 0
+            return head
+        if len(self.buffer) > _MAX_HEAD_BYTES:
+            raise BadMessage("head too large")
+        self._searched = max(len(self.buffer) - 3, 0)
+        return None
+
+    async def read_head(self) -> bytes:
+        """A whole head; b"" when the stream ended before anything came."""
+        while (head := self.take_head()) is None:
             more = await self.stream.read(16384)
             if not more:
                 if self.buffer:
                     raise BadMessage("truncated head")
                 return b""
             self.buffer += more
+        return head
 
     async def take_some(self, limit: int) -> bytes:
         if self.buffer:
@@ -192,8 +197,10 @@ class HttpSession:
 
     async def _serve_one(self) -> bool:
         """False when the connection is over."""
-        async with asyncio.timeout(_IDLE_S):  # not wait_for, which makes a task per call
-            raw = await self._source.read_head()
+        raw = self._source.take_head()
+        if raw is None:
+            async with asyncio.timeout(_IDLE_S):  # not wait_for, which makes a task per call
+                raw = await self._source.read_head()
         if not raw:
             return False
         head = Head(raw)
@@ -215,8 +222,7 @@ class HttpSession:
     async def _dial(self, host: str, port: int, status: int, reason: str) -> Stream | None:
         """None when it failed and the client has been told."""
         try:
-            async with asyncio.timeout(_DIAL_TIMEOUT_S):
-                return await self._server.dialer.dial(host, port)
+            return await self._server.dialer.dial(host, port)
         except (OSError, DecodeError, LookupError) as err:
             await self._answer(status, reason, error_text(err), error=True)
             return None
@@ -329,9 +335,14 @@ class HttpSession:
         elif framing is None:
             framing = _UNTIL_EOF
         is_kept = framing != _UNTIL_EOF and is_client_open
-        await self._client.write(_response_head(response, is_kept))
+        head = _response_head(response, is_kept)
         try:
-            await target.copy_body(framing, self._client)
+            if 0 <= framing <= len(target.buffer):  # all of it is here: one write
+                body, target.buffer = target.buffer[:framing], target.buffer[framing:]
+                await self._client.write(head + body)
+            else:
+                await self._client.write(head)
+                await target.copy_body(framing, self._client)
         except (OSError, BadMessage):
             self._client.abort()  # the client must not take a cut body for a whole one
             return False

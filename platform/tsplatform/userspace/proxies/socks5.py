@@ -112,8 +112,7 @@ def _code_of(err: BaseException) -> int:
 
 async def _connect(server: ProxyServer, client: HostStream, early: bytes, host: str, port: int) -> None:
     try:
-        async with asyncio.timeout(_DIAL_TIMEOUT_S):
-            target = await server.dialer.dial(host, port)
+        target = await server.dialer.dial(host, port)
     except (OSError, DecodeError, LookupError) as err:
         await client.write(_reply(_code_of(err)))
         return

@@ -1,4 +1,4 @@
-"""One TCP stream through the overlay, by the SOCKS proxy, both directions: ours against the peer's, alternating."""
+"""TCP streams through the overlay, by the SOCKS proxy, both directions: ours against the peer's, alternating."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 from benchmarks.bed import Bed, spread
 from benchmarks.report import Row, load_now
 
-BAR, AIM = 0.5, 1.5
+BAR = 1.5
+SIZE_BYTES, MANY = 96 << 20, 8
 WAYS = {"put": "upload", "get": "download"}
 
 
-def transfers(bed: Bed, runs: int, size: int) -> dict[str, dict[str, dict[str, Any]]]:
+def transfers(bed: Bed, runs: int, size: int, streams: int = 1) -> dict[str, dict[str, dict[str, Any]]]:
     """direction → contender → what was measured: MB/s and CPU seconds per GB of both daemons."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for action in WAYS:
         raw: dict[str, list[dict[str, Any]]] = {name: [] for name in bed.pairs}
         for number in range(runs + 1):
             for name, pair in bed.pairs.items():
-                got = pair.ask(action, pair.way("socks"), bytes=size if number else size // 8)
+                bytes_now = size if number else size // 8
+                got = pair.ask(action, pair.way("socks"), bytes=bytes_now, streams=streams)
                 if number:  # the first one warms up
                     raw[name].append(got)
         found[action] = {
@@ -54,4 +56,5 @@ def rows_of(
 
 
 def measure(bed: Bed, runs: int) -> list[Row]:
-    return rows_of(bed, transfers(bed, runs, 96 << 20), "One stream by SOCKS", BAR, AIM)
+    one = rows_of(bed, transfers(bed, runs, SIZE_BYTES), "One stream by SOCKS", BAR, None)
+    return one + rows_of(bed, transfers(bed, runs, SIZE_BYTES, MANY), f"{MANY} streams by SOCKS", BAR, None)

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.traffic serve PORT`: `GET /N` gives N bytes (0: a small page), PUT takes a body; every connection
 serves one request, and the client closes it. `get`, `put` and `many` ask for it through a way (see `Way`) and print a
-line of JSON.
+line of JSON; `get` and `put` over `--streams` connections side by side.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 _BLOCK = bytes(range(256)) * 4096
@@ -205,6 +206,16 @@ def _rate(size: int, started: float) -> dict[str, Any]:
     return {"seconds": seconds, "bytes": size, "mb_per_s": size / seconds / 1e6}
 
 
+def side_by_side(one: Callable[[Way, int], dict[str, Any]], way: Way, size: int, streams: int) -> dict[str, Any]:
+    """`size` bytes in all; the rate is theirs together, from the first's beginning to the last's end."""
+    if streams == 1:
+        return one(way, size)
+    started = time.perf_counter()
+    with ThreadPoolExecutor(streams) as pool:
+        list(pool.map(lambda _: one(way, size // streams), range(streams)))
+    return _rate(size // streams * streams, started)
+
+
 def _fail(text: str) -> bytes:
     raise OSError(text)
 
@@ -283,6 +294,7 @@ def main() -> None:
     parser.add_argument("where", help="a port, or a way: KIND,PORT,HOST:PORT")
     parser.add_argument("--bytes", type=int, default=64 << 20)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--width", type=int, default=16)
     options = parser.parse_args()
     if options.action == "serve":
@@ -290,8 +302,8 @@ def main() -> None:
         return
     way = Way.parse(options.where)
     actions: dict[str, Callable[[], dict[str, Any]]] = {
-        "get": lambda: get(way, options.bytes),
-        "put": lambda: put(way, options.bytes),
+        "get": lambda: side_by_side(get, way, options.bytes, options.streams),
+        "put": lambda: side_by_side(put, way, options.bytes, options.streams),
         "many": lambda: many(way, options.seconds, options.width),
     }
     try:

@@ -54,10 +54,19 @@ def test_every_url_has_its_addresses_and_back() -> None:
 @pytest.mark.parametrize(
     "text",
     ["100.100.100.100", "[fd7a:115c:a1e0::53]:53", "http://100.100.100.100:80/dns-query", "tls://1.1.1.1", "nonsense",
-     "https://dns.example/q", "http://[::1/", "http://host.example/dns-query", "fe80::1%eth0"],
+     "https://dns.example/q", "http://[::1/", "http://host.example/dns-query",
+     "2001:db8::1%eth0", "fe80::1%", "fe80::1%eth 0", "fe80::x%eth0"],
 )  # fmt: skip
 def test_never_asked(text: str) -> None:
     assert texts(text) == []
+
+
+def test_a_router_that_announces_its_link_local_address_is_asked() -> None:
+    """Networks with IPv6 announce it in RDNSS; interfaces come by name or number."""
+    assert [(one.text, str(one.target)) for one in schedule(["fe80::1%eth0", "fe80::1%2"])] == [
+        ("fe80::1%eth0", "[fe80::1%eth0]:53"),
+        ("fe80::1%2", "[fe80::1%2]:53"),
+    ]
 
 
 def test_own_addresses_are_never_asked() -> None:

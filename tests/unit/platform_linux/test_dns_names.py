@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -133,6 +134,58 @@ def test_a_symlink_comes_back_as_one(bed: Bed) -> None:
     assert not bed.path.is_symlink() and target.read_bytes() == ORIGINAL
     bed.names.revert()
     assert os.readlink(bed.path) == "real.conf"
+
+
+def test_what_the_owner_of_a_link_writes_meanwhile_counts(bed: Bed) -> None:
+    """NetworkManager, dhcpcd and connman write a file of their own that /etc/resolv.conf leads to."""
+    target = bed.path.with_name("real.conf")
+    bed.path.rename(target)
+    bed.path.symlink_to("real.conf")
+    bed.names.apply(MAGIC)
+    target.write_text("nameserver 198.51.100.53\nsearch elsewhere\n")
+    assert bed.names.base_resolvers() == ["198.51.100.53"]
+    bed.names.check()
+    eventually(lambda: "search tn.example elsewhere" in bed.path.read_text(), "the new search domain")
+    assert not bed.told
+    bed.names.revert()
+    assert os.readlink(bed.path) == "real.conf"
+
+
+def test_search_and_options_of_somebody_who_wrote_meanwhile_are_taken_over(bed: Bed) -> None:
+    bed.names.apply(MAGIC)
+    bed.path.write_text("nameserver 198.51.100.53\nsearch elsewhere\noptions ndots:2\n")
+    eventually(lambda: file.is_ours(bed.path.read_bytes()), "ours again")
+    assert bed.path.read_text().splitlines()[3:] == ["search tn.example elsewhere", "options ndots:2"]
+
+
+@pytest.mark.parametrize("content", [b"", b"# nothing yet\n", b"search lan\n", None])
+def test_without_a_nameserver_the_one_of_this_machine_is_asked(bed: Bed, content: bytes | None) -> None:
+    bed.path.unlink()
+    if content is not None:
+        bed.path.write_bytes(content)
+    assert bed.names.base_resolvers() == ["127.0.0.1"]
+    bed.names.apply(MAGIC)
+    assert bed.names.base_resolvers() == ["127.0.0.1"]
+
+
+def test_an_immutable_file_is_named_with_the_way_out_and_told_once(
+    bed: Bed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_S", 0.1)
+    monkeypatch.setattr(keeper, "RETRY_S", 0.1)
+    bed.names.apply(MAGIC)
+    bed.path.write_bytes(ORIGINAL)
+    if subprocess.run(["chattr", "+i", bed.path], capture_output=True, check=False).returncode:
+        pytest.skip("this file system has no immutable files, or chattr is missing")
+    try:
+        eventually(lambda: any(f"chattr -i {bed.path}" in text for text in bed.told), "the trouble")
+        time.sleep(1.0)
+        assert len([r for r in caplog.records if "putting ours back" in r.message]) <= 1
+        assert bed.path.read_bytes() == ORIGINAL
+    finally:
+        subprocess.run(["chattr", "-i", bed.path], check=True)
+    eventually(lambda: file.is_ours(bed.path.read_bytes()), "ours again")
+    eventually(lambda: bed.told[-1] == "", "the end of it")
 
 
 def test_the_mode_comes_back(bed: Bed) -> None:

@@ -12,15 +12,15 @@ import contextlib
 import socket
 from collections.abc import Callable, Sequence
 
-from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.errors import DecodeError
 from tsd.engine.names.exchange import Exchange, Protect
+from tsd.engine.names.upstreams import plain_target
 from tsd.hull import DatagramPort, Stream
 from tsd.transport.host import Resolve, connect_host, resolve_host
 
 PATIENCE_S = 1.5
 _MOST_RESOLVERS = 3
-_DNS_PORT = 53
 
 
 class OwnLookup:
@@ -55,8 +55,10 @@ class OwnLookup:
 
         found: list[IPAddress] = []
         for resolver in self._base_resolvers()[:_MOST_RESOLVERS]:
+            target = plain_target(resolver)
+            if target is None:
+                continue
             with contextlib.suppress(OSError, TimeoutError, DecodeError):
-                target = AddrPort(parse_ip(resolver), _DNS_PORT)
                 questions = [wire.question(name, rdtype) for rdtype in ("A", "AAAA")]
                 replies = await asyncio.gather(
                     *(self._exchange.ask(target, question, True) for question in questions), return_exceptions=True

@@ -7,8 +7,10 @@ asked over HTTP inside the tunnel. Other https:// and all tls:// resolvers are n
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from ipaddress import IPv6Address
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,6 +25,7 @@ HTTPS_HEAD_START_S = 0.5
 Kind = Literal["plain", "https", "peer"]
 _SERVICES: frozenset[IPAddress] = frozenset({QUAD_100, QUAD_100_V6})
 NO_ADDRESS = AddrPort(parse_ip("0.0.0.0"), 0)
+_ZONED = re.compile(r"[0-9a-fA-F:.]+%[A-Za-z0-9_.-]{1,15}")
 
 
 class Upstream(NamedTuple):
@@ -36,15 +39,27 @@ class Upstream(NamedTuple):
 
 
 def plain_target(text: str) -> AddrPort | None:
-    """ip or ip:port; a zone is cut off, for a link-local address cannot be asked without one."""
+    """ip, ip:port, or a router's link-local address with its interface, as IPv6 networks announce it."""
     try:
         return AddrPort.parse(text)
     except DecodeError:
         pass
     try:
-        return AddrPort(parse_ip(text), DNS_PORT)
+        ip = _link_local(text) if "%" in text else parse_ip(text)
     except DecodeError:
         return None
+    return AddrPort(ip, DNS_PORT)
+
+
+def _link_local(text: str) -> IPv6Address:
+    """Raises DecodeError."""
+    try:
+        ip = IPv6Address(text) if _ZONED.fullmatch(text) else None
+    except ValueError:
+        ip = None
+    if ip is None or not ip.is_link_local:
+        raise DecodeError("dns", f"no link-local address with its interface: {text[:100]!r}")
+    return ip
 
 
 def schedule(

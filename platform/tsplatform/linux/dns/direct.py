@@ -39,9 +39,7 @@ class DirectFile:
 
     async def set(self, wanted: OsDns) -> None:
         self._note_before()
-        if wanted != self._settings:
-            before = file.kept(self._backup, self._path).content or b""
-            self._settings, self._wanted = wanted, file.render(wanted.nameservers, wanted.search, before)
+        self._settings, self._wanted = wanted, self._rendered(wanted)
         if file.content_of(self._path) != self._wanted:
             file.put(self._path, self._wanted, 0o644)
             file.relabel(self._path)
@@ -52,12 +50,16 @@ class DirectFile:
             file.relabel(self._path)
 
     async def look(self) -> Found:
-        if not self._wanted or file.content_of(self._path) == self._wanted:
+        if not self._wanted:
             return Found.FINE
-        return Found.CHANGED
+        if file.content_of(self._path) != self._wanted:
+            return Found.CHANGED
+        if self._rendered(self._settings) != self._wanted:  # search domains or options where a link led to
+            await self.set(self._settings)
+        return Found.FINE
 
     def base_resolvers(self) -> list[str]:
-        return file.nameservers(file.kept(self._backup, self._path).content or b"")
+        return file.upstreams_in(self._before())
 
     def watched(self) -> list[Path]:
         return [self._path.parent, self._path]
@@ -67,6 +69,12 @@ class DirectFile:
         if self._path.is_symlink():
             comments += os.readlink(self._path)
         return next((name for name in _WRITERS if name in comments), "")
+
+    def _before(self) -> bytes:
+        return file.kept(self._backup, self._path).content or b""
+
+    def _rendered(self, wanted: OsDns) -> bytes:
+        return file.render(wanted.nameservers, wanted.search, self._before())
 
     def _note_before(self) -> None:
         """Before every change; our own version is never kept as what was before, nor is its absence."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tsd.base.addr import parse_ip
@@ -28,6 +30,8 @@ MARKER = "# Written by tsd; what was here before comes back when tsd stops."
 _IN_PLACE = frozenset({errno.EBUSY, errno.EROFS, errno.EACCES, errno.EPERM, errno.EXDEV})
 _MAX_SEARCH_BYTES = 1024
 _RELABEL_S = 5.0
+_FS_IOC_GETFLAGS, _FS_IMMUTABLE_FL = 0x80086601, 0x10
+_LOCAL_RESOLVER = "127.0.0.1"
 _MAX_SERVERS = 3
 """libc looks at no more than three servers."""
 
@@ -83,6 +87,11 @@ def nameservers(content: bytes) -> list[str]:
     return [text for text in servers_in(content) if _is_address(text) and text not in SERVICE_TEXTS]
 
 
+def upstreams_in(content: bytes) -> list[str]:
+    """Who is asked without us: a file that names nobody means the resolver of this machine (resolv.conf(5))."""
+    return nameservers(content) or ([] if servers_in(content) else [_LOCAL_RESOLVER])
+
+
 def servers_in(content: bytes) -> list[str]:
     """As programs find them, ours too."""
     return [words[1] for words in map(str.split, _lines(content)) if words[:1] == ["nameserver"] and words[1:]]
@@ -132,11 +141,13 @@ def look(path: Path) -> Before:
 
 
 def kept(backup: Path, path: Path) -> Before:
-    """The file as it is without us."""
+    """The file as it is without us. Where a link led to, its owner goes on writing: that counts."""
     try:
-        return Before.decode(backup.read_bytes())
+        before = Before.decode(backup.read_bytes())
     except (OSError, ValueError, KeyError, TypeError):
         return look(path)
+    now = content_of(path.parent / before.target) if before.target else None
+    return before if now is None or is_ours(now) else replace(before, content=now)
 
 
 def content_of(path: Path) -> bytes | None:
@@ -159,7 +170,29 @@ def put(path: Path, content: bytes, mode: int) -> None:
                 raise
             _rewrite(path, content)
     except OSError as err:
-        raise HullError(f"write {path}", os.strerror(err.errno or 0), errno=err.errno or 0) from None
+        hint = _why_refused(path, err.errno or 0)
+        raise HullError(f"write {path}", os.strerror(err.errno or 0), hint, err.errno or 0) from None
+
+
+def _why_refused(path: Path, code: int) -> str:
+    if code == errno.EROFS:
+        return f"mount {path} writable, or tsctl set --accept-dns=false"
+    if code == errno.EPERM and _is_immutable(path):
+        return f"somebody made it immutable: chattr -i {path}, or tsctl set --accept-dns=false"
+    return ""
+
+
+def _is_immutable(path: Path) -> bool:
+    flags = bytearray(8)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, _FS_IOC_GETFLAGS, flags)
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return bool(int.from_bytes(flags[:4], sys.byteorder) & _FS_IMMUTABLE_FL)
 
 
 def relabel(path: Path, enforce: Path = Path("/sys/fs/selinux/enforce")) -> None:

@@ -108,7 +108,7 @@ class SystemNames:
         manager = self._manager
         if manager is not None:
             return manager.base_resolvers()
-        return file.nameservers(file.kept(self._backup, self._path).content or b"")
+        return file.upstreams_in(file.kept(self._backup, self._path).content or b"")
 
     def describe(self) -> dict[str, Any]:
         """For `tsctl dns status`: who keeps the settings, why we think so, what we had written."""
@@ -235,7 +235,8 @@ class SystemNames:
         if not keeper.fight.may_go_on(keeper.now()):
             self._tell(f"{rival} keeps changing {self._what()} after tsd has set it: put back now and then only")
             return
-        log.warning("names: %s was changed by %s; putting ours back", self._what(), rival)
+        if not self._trouble:
+            log.warning("names: %s was changed by %s; putting ours back", self._what(), rival)
         await self._reconcile_quietly()
 
     async def _reconcile_quietly(self) -> None:

@@ -15,14 +15,12 @@ from collections.abc import Callable, Sequence
 from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.tasks import Tasks
 from tsd.hull import StreamHandler
-from tsplatform.userspace.hostsock import HostDatagrams, HostStream, address_of
+from tsplatform.userspace.hostsock import Acceptor, HostDatagrams, HostStream, address_of, serve_stream
 
 log = logging.getLogger(__name__)
 
 _IP_FREEBIND, _IPV6_FREEBIND, _IP_BIND_ADDRESS_NO_PORT = 15, 78, 24
 _BACKLOG = 128
-_ACCEPTS_PER_WAKE = 64
-_RETRY_S = 0.1
 
 
 class HostNet:
@@ -79,51 +77,24 @@ class _Listener:
     def __init__(self, local: AddrPort, handler: StreamHandler) -> None:
         self._handler = handler
         self._tasks = Tasks(log)
-        self._loop = asyncio.get_running_loop()
-        self._sock = _socket(local.ip.version, socket.SOCK_STREAM)
+        sock = _socket(local.ip.version, socket.SOCK_STREAM)
         try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sock.bind((str(local.ip), local.port))
-            self._sock.listen(_BACKLOG)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((str(local.ip), local.port))
+            sock.listen(_BACKLOG)
         except OSError:
-            self._sock.close()
+            sock.close()
             raise
-        self.port: int = self._sock.getsockname()[1]
-        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        self._acceptor = Acceptor(sock, self._on_client)
+        self.port = self._acceptor.local.port
 
     def close(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
+        self._acceptor.close()
         self._tasks.cancel()
 
-    def _on_readable(self) -> None:
-        for _ in range(_ACCEPTS_PER_WAKE):
-            try:
-                client, remote = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError:  # out of descriptors: look again later instead of spinning
-                self._loop.remove_reader(self._sock.fileno())
-                self._loop.call_later(_RETRY_S, self._resume)
-                return
-            client.setblocking(False)
-            stream = HostStream(client, address_of(client.getsockname()), address_of(remote))
-            self._tasks.spawn(self._serve(stream), self._loop)
-
-    def _resume(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.add_reader(self._sock.fileno(), self._on_readable)
-
-    async def _serve(self, stream: HostStream) -> None:
-        try:
-            await self._handler(stream)
-        except (ConnectionError, TimeoutError) as err:
-            log.debug("overlay connection ended: %s", err)
-        except Exception:
-            log.exception("handler of an overlay connection failed")
-        finally:
-            stream.close_now()
+    def _on_client(self, client: socket.socket, remote: AddrPort) -> None:
+        stream = HostStream(client, address_of(client.getsockname()), remote)
+        self._tasks.spawn(serve_stream(self._handler, stream, log))
 
 
 def _socket(version: int, kind: socket.SocketKind) -> socket.socket:

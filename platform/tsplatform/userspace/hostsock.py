@@ -8,17 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Protocol
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.hull import Stream, StreamHandler
 from tsplatform.userspace.bridge import reset_socket
 from tsplatform.userspace.readiness import READABLE, WRITABLE, LoopReadiness, Readiness
 
 Protect = Callable[[socket.socket], None]
 
 _ACCEPTS_PER_WAKE = 64
+_RETRY_S = 0.1
 
 
 def address_of(name: tuple[object, ...]) -> AddrPort:
@@ -29,6 +33,12 @@ def address_of(name: tuple[object, ...]) -> AddrPort:
 @lru_cache(maxsize=512)
 def _parse(text: str) -> IPAddress:
     return parse_ip(text.partition("%")[0])
+
+
+class ClosableStream(Stream, Protocol):
+    """A stream that needs no waiting to be closed."""
+
+    def close_now(self) -> None: ...
 
 
 class HostStream:
@@ -176,16 +186,15 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class Acceptor:
-    """Listens on a host address and hands out non-blocking client sockets with the client's address."""
+    """Hands out what a listening socket accepts: non-blocking client sockets with the client's address."""
 
-    def __init__(self, listen: str, on_client: Callable[[socket.socket, AddrPort], None]) -> None:
-        """`listen` is "host:port", "[v6]:port" or ":port". Raises OSError."""
-        host, _, port = listen.rpartition(":")
+    def __init__(self, sock: socket.socket, on_client: Callable[[socket.socket, AddrPort], None]) -> None:
+        """Owns `sock` (non-blocking, listening) from now on."""
         self._on_client = on_client
-        self._sock = _listening_socket(host.strip("[]"), int(port))
-        self.local = address_of(self._sock.getsockname())
+        self._sock = sock
+        self.local = address_of(sock.getsockname())
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        self._loop.add_reader(sock.fileno(), self._on_readable)
         self._is_closed = False
 
     def _on_readable(self) -> None:
@@ -196,7 +205,7 @@ class Acceptor:
                 return
             except OSError:  # out of descriptors: look again later instead of spinning
                 self._loop.remove_reader(self._sock.fileno())
-                self._loop.call_later(0.1, self._resume)
+                self._loop.call_later(_RETRY_S, self._resume)
                 return
             client.setblocking(False)
             self._on_client(client, address_of(remote))
@@ -210,6 +219,24 @@ class Acceptor:
             self._is_closed = True
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
+
+
+async def serve_stream(handler: StreamHandler, stream: ClosableStream, log: logging.Logger) -> None:
+    """Let a handler serve one accepted connection, and close it whatever happens."""
+    try:
+        await handler(stream)
+    except (ConnectionError, TimeoutError) as err:
+        log.debug("overlay connection ended: %s", err)
+    except Exception:
+        log.exception("handler of an overlay connection failed")
+    finally:
+        stream.close_now()
+
+
+def listening_socket(listen: str) -> socket.socket:
+    """On "host:port", "[v6]:port" or ":port". Raises OSError."""
+    host, _, port = listen.rpartition(":")
+    return _listening_socket(host.strip("[]"), int(port))
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:

@@ -16,7 +16,7 @@ from tsd.base.addr import AddrPort
 from tsd.base.tasks import Tasks
 from tsd.hull import DatagramPort, Stream
 from tsplatform.userspace.bridge import Bridge
-from tsplatform.userspace.hostsock import Acceptor, HostStream, address_of
+from tsplatform.userspace.hostsock import Acceptor, HostStream, address_of, listening_socket
 from tsplatform.userspace.proxies.http import HttpSession
 from tsplatform.userspace.proxies.socks5 import serve_socks5
 from tsplatform.userspace.readiness import Readiness, readiness
@@ -54,7 +54,7 @@ class ProxyServer:
 
     def start(self, listen: str) -> AddrPort:
         """Listen on "host:port"; returns the address in use. Raises OSError."""
-        self._acceptor = Acceptor(listen, self._on_client)
+        self._acceptor = Acceptor(listening_socket(listen), self._on_client)
         self._readiness = readiness(asyncio.get_running_loop())
         return self._acceptor.local
 

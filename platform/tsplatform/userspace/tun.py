@@ -28,6 +28,7 @@ from tsd.netstack.events import (
 from tsd.netstack.stack import Stack
 from tsd.netstack.tcp.connection import Connection
 from tsplatform.userspace.forward import Forwarder, Protect
+from tsplatform.userspace.hostsock import serve_stream
 from tsplatform.userspace.streams import OverlayDatagrams, OverlayStream
 
 log = logging.getLogger(__name__)
@@ -240,14 +241,4 @@ class NetstackTun:
         connection = event.connection
         local, remote = self.stack.endpoints(connection)
         stream = OverlayStream(self, connection, local, remote)
-        self.spawn(self._serve(event.listener.owner, stream))
-
-    async def _serve(self, handler: StreamHandler, stream: OverlayStream) -> None:
-        try:
-            await handler(stream)
-        except (ConnectionError, TimeoutError) as err:
-            log.debug("overlay connection ended: %s", err)
-        except Exception:
-            log.exception("handler of an overlay connection failed")
-        finally:
-            stream.close_now()
+        self.spawn(serve_stream(event.listener.owner, stream, log))

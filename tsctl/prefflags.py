@@ -106,6 +106,8 @@ def parse_routes(text: str) -> list[str]:
     """Prefixes in canonical form, sorted by length, then address."""
     import ipaddress
 
+    from tsd.base.addr import is_via_route
+
     found = []
     for word in split_list(text):
         try:
@@ -117,6 +119,8 @@ def parse_routes(text: str) -> list[str]:
             raise UsageError(f"{ctx.quoted(word)} is not a prefix: write {network}")
         if address != network.network_address:
             raise UsageError(f"{word} has non-address bits set; expected {network}")
+        if is_via_route(network) and (network.prefixlen < 96 or int(address) >> 32 & 0xFFFFFFFF > 0xFFFF):
+            raise UsageError(f"{word} is no 4via6 route: it has a site from 0 to 65535 and at least /96")
         found.append(network)
     texts = [str(one) for one in sorted(set(found), key=lambda one: (one.prefixlen, one.version, int(one[0])))]
     for lone, other in (EXIT_ROUTES, EXIT_ROUTES[::-1]):
@@ -125,6 +129,15 @@ def parse_routes(text: str) -> list[str]:
                 f"{lone} advertised without its counterpart; also advertise {other}, or --advertise-exit-node"
             )
     return texts
+
+
+def needs_forwarding(values: dict[str, Any]) -> bool:
+    """Whether flags offer something that the kernel must forward to; to 4via6 routes the daemon does it itself."""
+    from tsd.base.addr import is_via_route, parse_prefix
+
+    if values["advertise-exit-node"] or values["advertise-connector"]:
+        return True
+    return not all(is_via_route(parse_prefix(route)) for route in parse_routes(values["advertise-routes"]))
 
 
 def advertised(routes: str, is_exit_node: bool) -> list[str] | None:

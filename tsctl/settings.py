@@ -8,7 +8,7 @@ from typing import Any
 
 from tsctl import context as ctx
 from tsctl.goflags import Command, Failure, Flag, Parsed, UsageError, help_text
-from tsctl.prefflags import SET_SETTINGS, Prefs, Setting, flags_of, masked, resolve_exit_node
+from tsctl.prefflags import SET_SETTINGS, Prefs, Setting, flags_of, masked, needs_forwarding, resolve_exit_node
 from tsctl.risk import LOSE_SSH, confirm_lose_ssh
 
 _HIDDEN = (
@@ -77,7 +77,7 @@ def without_effect(context: ctx.Context) -> str:
 
 def _warn_router(context: ctx.Context, parsed: Parsed) -> None:
     offers = ("advertise-connector", "advertise-exit-node", "advertise-routes")
-    if any(name in parsed.mentioned and parsed.values[name] for name in offers):
+    if needs_forwarding({name: parsed.values[name] if name in parsed.mentioned else "" for name in offers}):
         print_forwarding_warnings(context)
 
 

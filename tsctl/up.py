@@ -10,7 +10,7 @@ from typing import Any
 
 from tsctl import context as ctx
 from tsctl.goflags import DURATION, Command, Failure, Flag, Parsed, UsageError
-from tsctl.prefflags import UP_SETTINGS, Prefs, flags_of, masked, resolve_exit_node
+from tsctl.prefflags import UP_SETTINGS, Prefs, flags_of, masked, needs_forwarding, resolve_exit_node
 from tsctl.risk import LOSE_SSH, confirm_lose_ssh
 from tsctl.settings import flag_text, print_firewall_wiring, print_forwarding_warnings, user_name
 from tsctl.upwait import LoginWatcher
@@ -102,7 +102,7 @@ class _Up:
     def run(self) -> None:
         self.status = self.client.status()
         values = self._values()
-        if parsed_routes_forward(values):
+        if needs_forwarding(values):
             print_forwarding_warnings(self.context)
         self.current = self.client.prefs()
         self.wanted = self._wanted(values)
@@ -276,10 +276,6 @@ class _Up:
             ctx.note(worth[0])
         elif worth:
             ctx.note("# Health check warnings:\n" + "\n".join(f"#     - {text}" for text in worth))
-
-
-def parsed_routes_forward(values: dict[str, Any]) -> bool:
-    return bool(values["advertise-routes"] or values["advertise-exit-node"] or values["advertise-connector"])
 
 
 def _as_typed(flag: Flag, value: str | int | float) -> str:

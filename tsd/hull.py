@@ -254,6 +254,10 @@ class Hull:
         """Why this host would not forward packets to these networks, and the fix; "" when it would."""
         return ""
 
+    def proxy_origin(self, proto: str, host: AddrPort) -> AddrPort | None:
+        """Which overlay client is behind a socket that the hull opened on the host; `proto` is "tcp" or "udp"."""
+        return None
+
     async def report(self) -> dict[str, Any]:
         """For `tsctl doctor`: what this hull is, and the facts of the host that only it can read."""
         named = {"Kind": self.kind, "Device": self.tun.name, "MtuBytes": self.tun.mtu_bytes}

@@ -152,8 +152,8 @@ enum filter_verdict filter_inbound(flow_filter *f, int64_t peer, const uint8_t *
   packet_view v;
   if (is_guarded(f, peer) || view(&v, packet, bytes) || is_special(&v) || v.protocol == TSMP)
     return FILTER_ASK;
-  if (v.is_later_fragment) return FILTER_PASS;
   if (!allowed_find(&f->local, v.destination, v.address_bytes)) return FILTER_ASK;
+  if (v.is_later_fragment) return FILTER_PASS;
   if (v.protocol == TCP && (v.transport[13] & (TCP_SYN | TCP_ACK)) != TCP_SYN) return FILTER_PASS;
   if ((v.protocol == ICMP || v.protocol == ICMP6) && is_icmp_answer(&v))
     return atomic_load_explicit(&f->watches_icmp, memory_order_relaxed) ? FILTER_ASK : FILTER_PASS;

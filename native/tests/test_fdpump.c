@@ -63,6 +63,11 @@ static void test_filter(void) {
   inject(&ends[0], &v, packet, build(packet, 0, 6, 0, 10), 0);
   do CHECK(next_message(&ends[1], &m, data, 3000));
   while (m.kind != UP_INBOUND);
+  bytes = build(packet, 0, 17, 0, 100); /* nor does the later part of a packet pass to where nothing does */
+  store_be16(packet + 6, 20);
+  inject(&ends[0], &v, packet, bytes, 0);
+  do CHECK(next_message(&ends[1], &m, data, 3000));
+  while (m.kind != UP_INBOUND);
   close_ends(ends);
 }
 

@@ -29,6 +29,11 @@ def behind_via(ip: IPAddress) -> IPAddress:
     return IPv4Address(int(ip) & 0xFFFFFFFF) if isinstance(ip, IPv6Address) and ip in VIA_RANGE else ip
 
 
+def is_via_route(prefix: IPPrefix) -> bool:
+    """Whether a route leads to IPv4 hosts of one or more numbered sites, and to nothing else."""
+    return isinstance(prefix, IPv6Network) and prefix.subnet_of(VIA_RANGE)
+
+
 class AddrPort(NamedTuple):
     """An IP address and a UDP or TCP port; text form `1.2.3.4:5` or `[2001:db8::1]:5`."""
 

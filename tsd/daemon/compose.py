@@ -100,11 +100,9 @@ class DaemonService:
         engine.on_state = self._on_state
         engine.options.hull.on_lost = self._break
         engine.dialer.open_service = partial(open_service, engine.resolver.query, engine.spawn)
-        tun = engine.options.hull.tun
-        origin = tun.proxy_origin if isinstance(tun, NetstackTun) else (lambda proto, host: None)
         backend = EngineBackend(
             engine,
-            proxy_origin=origin,
+            proxy_origin=engine.options.hull.proxy_origin,
             log_lines=self._tap.follow,
             stop=self._ended.set,
             pump=tsnative.describe(),

@@ -95,8 +95,9 @@ class DeviceTun(Tun, Protocol):
     def fileno(self) -> int:
         """It does not block."""
 
-    def release(self) -> None:
-        """Read no more on the loop; `attach` starts it again. `deliver` goes on working."""
+    def release(self, on_frames: Callable[[list[Frame]], None]) -> None:
+        """Read no more on the loop; `attach` starts it again. `deliver` goes on working, and `on_frames` takes what the
+        hull itself sends into the overlay."""
 
     def lost(self, code: int) -> None:
         """The pump cannot read it any more, for this errno."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
-from tsd.base.addr import AddrPort, IPAddress
+from tsd.base.addr import VIA_RANGE, AddrPort, IPAddress, IPPrefix, behind_via, is_tailnet_ip, is_via_route
 from tsd.base.log import DropCounter
 from tsd.netstack.events import DatagramBinding, DatagramReceived, EchoRequested, Event
 from tsd.netstack.fragments import cut
@@ -180,3 +180,17 @@ def is_host_local(ip: IPAddress) -> bool:
     if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
         return True
     return ip.is_loopback or ip.is_multicast or ip.is_unspecified or ip.is_link_local or ip.is_reserved
+
+
+def is_routed_by(prefix: IPPrefix, ip: IPAddress) -> bool:
+    """Whether a subnet route of ours covers an address of somebody else.
+
+    A 4via6 address only by a 4via6 route, and only when it stands for a host of the site: a packet filter sees no more
+    than the outer address (tailscale: ipn/ipnlocal/via.go).
+    """
+    if ip.version != prefix.version or ip not in prefix:
+        return False
+    if isinstance(ip, IPv6Address) and ip in VIA_RANGE:
+        host = behind_via(ip)
+        return is_via_route(prefix) and not is_host_local(host) and not is_tailnet_ip(host)
+    return prefix.prefixlen > 0 or not is_host_local(ip)

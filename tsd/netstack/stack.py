@@ -17,7 +17,7 @@ from tsd.base.entropy import Entropy
 from tsd.base.log import DropCounter
 from tsd.base.machine import Deadline
 from tsd.hull import Frame
-from tsd.netstack.datagrams import FIRST_EPHEMERAL, LAST_EPHEMERAL, Datagrams, address_of, is_host_local
+from tsd.netstack.datagrams import FIRST_EPHEMERAL, LAST_EPHEMERAL, Datagrams, address_of, is_routed_by
 from tsd.netstack.events import (
     DatagramBinding,
     Event,
@@ -281,11 +281,7 @@ class Stack:
             if len(self._subnet_hits) > 8192:
                 self._subnet_hits.clear()
             ip = address_of(address)
-            is_local = is_host_local(ip)
-            hit = any(
-                ip.version == prefix.version and ip in prefix and not (is_local and not prefix.prefixlen)
-                for prefix in self._subnets
-            )
+            hit = any(is_routed_by(prefix, ip) for prefix in self._subnets)
             self._subnet_hits[address] = hit
         return hit
 

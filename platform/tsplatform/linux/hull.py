@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsd.base.addr import IPPrefix
+from tsd.base.addr import AddrPort, IPPrefix
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy, system_entropy
 from tsd.base.errors import HullError
@@ -28,6 +28,7 @@ from tsplatform.linux.netfilter.choose import HostFirewall
 from tsplatform.linux.router import LinuxRouter, is_barred, purge_routing
 from tsplatform.linux.rtnetlink import RtNetlink
 from tsplatform.linux.service import ServiceStack
+from tsplatform.linux.sites import SiteGateway
 from tsplatform.linux.sysctls import MarkedSources, forwarding_trouble
 from tsplatform.linux.threaded import ThreadedRouter
 from tsplatform.linux.tun import KernelTun, open_tun
@@ -44,6 +45,41 @@ class MarkedUnderlay(HostUnderlay):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, BYPASS_MARK)
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What the kernel does for us, under names that no other daemon of this host has."""
+
+    claim: SlotClaim
+    kernel: RtNetlink
+    router: LinuxRouter
+    is_closed: bool
+    """A daemon before us used an exit node and was killed: nothing leaves this host around it."""
+
+    @property
+    def names(self) -> HostNames:
+        return self.claim.names
+
+    def close(self) -> None:
+        self.kernel.close()
+        self.claim.close()
+
+
+def open_slot(tun: KernelTun, folder: Path, netfilter_kind: str, ports: list[int]) -> Slot:
+    """Undoes what a crash left there. Raises `HullError`, leaving nothing."""
+    claim = claim_slot(tun.name)
+    try:
+        kernel, journal = RtNetlink(), UndoJournal(folder)
+        netfilter = HostFirewall(claim.names, journal, forced=netfilter_kind)
+        router = LinuxRouter(
+            kernel, claim.names, netfilter, journal, mtu_bytes=tun.mtu_bytes, udp_ports=lambda: tuple(ports)
+        )
+        router.revert(stays_closed=True)
+        return Slot(claim, kernel, router, is_barred(kernel, claim.names))
+    except HullError:
+        claim.close()
+        raise
+
+
 @dataclass(slots=True)
 class LinuxHull(Hull):
     """A `Hull` with what only this one has."""
@@ -52,10 +88,9 @@ class LinuxHull(Hull):
     threaded: ThreadedRouter
     sockets: HostNet
     services: ServiceStack
-    claim: SlotClaim
+    sites: SiteGateway
+    slot: Slot
     care: Caretaker
-    router_proper: LinuxRouter
-    kernel: RtNetlink
     names: SystemNames
     ports: list[int]
 
@@ -64,6 +99,7 @@ class LinuxHull(Hull):
         self.threaded.on_trouble = lambda text: report("router-failed", text)
         self.names.on_fight = on_names
         await self.services.start(resolve)
+        self.sites.start()
         self.care.start(report)
 
     def _lost(self, err: HullError) -> None:
@@ -77,7 +113,7 @@ class LinuxHull(Hull):
 
     async def report(self) -> dict[str, Any]:
         """Reading the kernel's tables may take a moment: in a thread."""
-        names, config = self.claim.names, self.threaded.config
+        names, config = self.slot.names, self.threaded.config
         facts = await asyncio.to_thread(host_facts, names, config)
         return await Hull.report(self) | {"IsUp": self.device.is_up} | facts
 
@@ -87,7 +123,10 @@ class LinuxHull(Hull):
             self.threaded.verify()
 
     def firewall_wiring(self) -> list[str]:
-        return self.router_proper.firewall.hints()
+        return self.slot.router.firewall.hints()
+
+    def proxy_origin(self, proto: str, host: AddrPort) -> AddrPort | None:
+        return self.sites.proxy_origin(proto, host)
 
     def forwarding_trouble(self, routes: Sequence[IPPrefix]) -> str:
         return forwarding_trouble(routes)
@@ -95,11 +134,11 @@ class LinuxHull(Hull):
     def close(self) -> None:
         self.care.stop()
         self.services.close()
+        self.sites.close()
         self.sockets.close()
         Hull.close(self)
         self.threaded.close()
-        self.kernel.close()
-        self.claim.close()
+        self.slot.close()
 
 
 def build_linux_hull(
@@ -119,50 +158,25 @@ def build_linux_hull(
 
     Raises `HullError` that names what is missing and the fix, leaving nothing.
     """
-    tun = open_tun(device, mtu_bytes, offload=offload)
-    claim: SlotClaim | None = None
+    tun, ports = open_tun(device, mtu_bytes, offload=offload), list[int]()
     try:
-        claim = claim_slot(device)
-        kernel = RtNetlink()
-        journal, ports = UndoJournal(folder), list[int]()
-        netfilter = HostFirewall(claim.names, journal, forced=netfilter_kind)
-        router = LinuxRouter(
-            kernel, claim.names, netfilter, journal, mtu_bytes=mtu_bytes, udp_ports=lambda: tuple(ports)
-        )
-        router.revert(stays_closed=True)  # what a crash left under our names
-        is_closed = is_barred(kernel, claim.names)
+        slot = open_slot(tun, folder, netfilter_kind, ports)
     except HullError:
         tun.close()
-        if claim is not None:
-            claim.close()
         raise
     watcher = links if links is not None else LinkWatcher(device)
-    threaded = ThreadedRouter(router, is_closed=is_closed)
+    below = MarkedUnderlay(watcher)
+    threaded = ThreadedRouter(slot.router, is_closed=slot.is_closed)
     names = SystemNames(folder, device, threaded.own_addresses)
     net = HostNet(threaded.own_addresses)
     services = ServiceStack(tun, entropy, clock, loopback_port=loopback_port)
-    care = Caretaker(claim.names, router, threaded, lambda: tun.is_up)
-    log.info("network device: %s; routing table %d", tun.describe(), claim.names.table)
-    return LinuxHull(
-        "linux",
-        tun,
-        net,
-        threaded,
-        names,
-        store,
-        watcher,
-        MarkedUnderlay(watcher),
-        tun,
-        threaded,
-        net,
-        services,
-        claim,
-        care,
-        router,
-        kernel,
-        names,
-        ports,
-    )
+    sites = SiteGateway(tun, threaded.own_addresses, below.protect, entropy, clock)
+    tun.divert = lambda frame: services.divert(frame) or sites.divert(frame)
+    threaded.on_config = lambda config: sites.set_routes(config.subnet_routes)
+    care = Caretaker(slot.names, slot.router, threaded, lambda: tun.is_up)
+    log.info("network device: %s; routing table %d", tun.describe(), slot.names.table)
+    host = (tun, net, threaded, names, store, watcher, below)
+    return LinuxHull("linux", *host, tun, threaded, net, services, sites, slot, care, names, ports)
 
 
 def undo_leftovers(folder: Path, *, stays_closed: bool = False) -> None:

@@ -15,7 +15,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Protocol
 
-from tsd.base.addr import CGNAT, TAILSCALE_ULA, IPAddress, IPPrefix
+from tsd.base.addr import CGNAT, TAILSCALE_ULA, IPAddress, IPPrefix, is_via_route
 from tsd.base.errors import HullError
 from tsd.base.log import fields
 from tsd.hull import RouterConfig
@@ -181,7 +181,8 @@ class LinuxRouter:
         """By table."""
         names = self._names
         if version in self._versions():
-            wanted = [p for p in config.routes if p.version == version]
+            sites = filter(is_via_route, config.subnet_routes)  # the kernel cannot forward there, the device can
+            wanted = [p for p in (*config.routes, *sites) if p.version == version]
             return {
                 names.table: wanted_routes(wanted, lan, config.exit_node_allow_lan),
                 names.exit_table: exit_routes(wanted, lan, config.exit_node_allow_lan),

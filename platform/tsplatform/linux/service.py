@@ -37,7 +37,6 @@ class ServiceStack:
         self._tasks = Tasks(log)
         self._waiting = 0
         self._connections = 0
-        tun.divert = self._divert
 
     async def start(self, resolve: ResolveWire) -> None:
         self._stack.attach(self._tun.deliver)
@@ -50,7 +49,8 @@ class ServiceStack:
         self._tasks.cancel()
         self._stack.close()
 
-    def _divert(self, frame: Frame) -> bool:
+    def divert(self, frame: Frame) -> bool:
+        """Whether a frame of the host was for the services."""
         packet = frame.packet
         is_service = packet[16:20] == _V4 if packet[0] >> 4 == 4 else packet[24:40] == _V6
         if is_service:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tsd.base.addr import IPPrefix
+from tsd.base.addr import IPPrefix, is_via_route
 from tsplatform.linux.journal import Entry, UndoJournal
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ def forwarding_trouble(routes: Sequence[IPPrefix], proc: Path = PROC) -> str:
 
     One key for all interfaces, or one for each, lets packets through; a value that cannot be read says nothing.
     """
-    versions = {route.version for route in routes if route.prefixlen < route.max_prefixlen}
+    by_kernel = [route for route in routes if route.prefixlen < route.max_prefixlen and not is_via_route(route)]
+    versions = {route.version for route in by_kernel}
     troubles = [_v4_trouble(proc)] if 4 in versions else []
     if 6 in versions and read(proc / "net/ipv6/conf/all/forwarding") == 0:
         troubles.append("IPv6 forwarding is disabled; set net.ipv6.conf.all.forwarding=1")

@@ -42,6 +42,8 @@ class ThreadedRouter:
         """What went wrong after `apply` returned; called on the loop. "" means that all is well again."""
         self.is_failing = False
         """The last work did not end well: it is worth another try."""
+        self.on_config: Callable[[RouterConfig], None] = lambda config: None
+        """Something else is asked for; called on the loop, before it is done."""
         self.on_done: Callable[[], None] = lambda: None
         """Something was compared or changed; called on the loop."""
 
@@ -62,7 +64,7 @@ class ThreadedRouter:
         """Raises `HullError` when it fails within a moment; later failures are told to `on_trouble`."""
         self._loop = asyncio.get_running_loop()
         is_news = config != self._done
-        self._latest = config
+        self._ask(config)
         if not is_news and not config.local_addresses:
             return
         work = self._pool.submit(self._work, config)
@@ -80,11 +82,15 @@ class ThreadedRouter:
             self._pool.submit(self._work, self._latest).add_done_callback(self._report)
 
     def revert(self) -> None:
-        self._latest = RouterConfig()
+        self._ask(RouterConfig())
         try:
             self._pool.submit(self._work, self._latest).result(REVERT_S)
         except TimeoutError:
             raise HullError("take back routing", f"not done within {REVERT_S:.0f} s", "run tsd --cleanup") from None
+
+    def _ask(self, config: RouterConfig) -> None:
+        self._latest = config
+        self.on_config(config)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -42,6 +42,7 @@ _BYTES_PER_WAKE = 512 << 10
 _FULL = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
 
 Divert = Callable[[Frame], bool]
+DivertMany = Callable[[Sequence[Frame]], Sequence[Frame]]
 
 
 class KernelTun:
@@ -58,6 +59,8 @@ class KernelTun:
         self.has_uso = bool(offloads & _USO4)
         self.divert: Divert = lambda frame: False
         """Asked for every frame of the host; True: it was for a service of ours and goes no further."""
+        self.divert_inbound: DivertMany = lambda frames: frames
+        """Asked for what comes from the overlay and was let in; gives what is left for the host."""
         self.on_lost: Callable[[HullError], None] = lambda err: None
         """Somebody deleted the interface: nothing comes or goes any more."""
         self.is_lost = False
@@ -82,7 +85,7 @@ class KernelTun:
     def deliver(self, frames: Sequence[Frame]) -> None:
         if self._fd < 0:
             return
-        for packet, segment_bytes in frames:
+        for packet, segment_bytes in self.divert_inbound(frames):
             if not segment_bytes:
                 self._write(vnet.PLAIN, clamped(packet, self.mtu_bytes))
                 continue
@@ -90,6 +93,11 @@ class KernelTun:
             if header is None or not self._write(header, packet):
                 for piece in split(packet, segment_bytes):
                     self._write(vnet.PLAIN, piece)
+
+    def send(self, frames: list[Frame]) -> None:
+        """Into the overlay, as if the host had sent them."""
+        if self._on_frames is not None:
+            self._on_frames(frames)
 
     def close(self) -> None:
         """The device vanishes with its addresses and routes. Idempotent."""
@@ -111,8 +119,12 @@ class KernelTun:
         """Whether every packet comes and goes behind a virtio header of 10 bytes."""
         return self._has_header
 
-    def release(self) -> None:
-        """Read no more on the loop; `attach` starts it again. `deliver` goes on working."""
+    def release(self, on_frames: Callable[[list[Frame]], None]) -> None:
+        """Read no more on the loop; `attach` starts it again. `deliver` and `send` (to `on_frames`) go on working."""
+        self._on_frames = on_frames
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
         if self._loop is not None and self._fd >= 0:
             self._loop.remove_reader(self._fd)
         self._loop = None
@@ -168,8 +180,8 @@ class KernelTun:
             total += got
             if total > _BYTES_PER_WAKE:
                 break
-        if frames and self._on_frames is not None:
-            self._on_frames(frames)
+        if frames:
+            self.send(frames)
 
     def _take(self, packet: bytes, frames: list[Frame]) -> None:
         found = vnet.frames_from(self._header, packet) if self._has_header else [Frame(packet)]
@@ -184,7 +196,7 @@ class KernelTun:
 
     def _read_failed(self, err: OSError) -> None:
         """Reading on would spin."""
-        self.release()
+        self._stop_reading()
         self.lost(err.errno or 0)
 
     # --- overlay to host

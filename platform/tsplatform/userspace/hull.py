@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsd.base.addr import parse_ip
+from tsd.base.addr import AddrPort, parse_ip
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy, system_entropy
 from tsd.base.errors import DecodeError
@@ -61,6 +62,16 @@ def _is_address(text: str) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class UserspaceHull(Hull):
+    """A `Hull` that knows who is behind its sockets."""
+
+    stack: NetstackTun
+
+    def proxy_origin(self, proto: str, host: AddrPort) -> AddrPort | None:
+        return self.stack.proxy_origin(proto, host)
+
+
 def build_userspace_hull(
     store: StateStore,
     *,
@@ -69,8 +80,8 @@ def build_userspace_hull(
     mtu_bytes: int = 1280,
     entropy: Entropy = system_entropy,
     clock: Clock | None = None,
-) -> Hull:
+) -> UserspaceHull:
     watcher = links if links is not None else LinkWatcher()
     below = underlay if underlay is not None else HostUnderlay(watcher)
     tun = NetstackTun(mtu_bytes=mtu_bytes, entropy=entropy, clock=clock, protect=below.protect)
-    return Hull("userspace", tun, tun, NetstackRouter(tun), HostDns(), store, watcher, below)
+    return UserspaceHull("userspace", tun, tun, NetstackRouter(tun), HostDns(), store, watcher, below, tun)

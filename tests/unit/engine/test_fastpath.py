@@ -91,7 +91,7 @@ class FakeDevice:
     def fileno(self) -> int:
         return 3
 
-    def release(self) -> None:
+    def release(self, on_frames: Callable[[list[Frame]], None]) -> None:
         self.is_released = True
 
     def attach(self, on_frames: Callable[[list[Frame]], None]) -> None: ...
@@ -161,7 +161,7 @@ def test_the_fake_is_what_the_hull_promises() -> None:
 async def test_start_takes_over_and_stop_gives_back(parts: Any) -> None:
     parts.fast.start(parts.device)
     assert parts.pump.of("start") == [(3, 7, None)] and parts.device.is_released and parts.path.is_lent
-    assert parts.pump.of("set_local") == [((ip_network(f"{OWN}/32"),),)]
+    assert parts.pump.of("set_local") == [([ip_network(f"{OWN}/32")],)]
     assert parts.core.route(QUAD_100.packed) == SERVICES
     parts.fast.stop()
     parts.fast.stop()
@@ -266,9 +266,11 @@ async def test_rules_jails_and_other_names(parts: Any) -> None:
     parts.path.jailed = frozenset({OTHER_PEER})
     parts.core.set_aliases([OWN], {PEER: (IPv4Address("100.99.0.1"),)})
     parts.path.filter = parts.path.filter.replace((), wider := [ip_network("192.0.2.0/24"), ip_network(f"{OWN}/32")])
+    site = ip_network("fd7a:115c:a1e0:b1a:0:7:a01:200/120")
+    parts.path.filter = parts.path.filter.replace((), [*wider, site])
     before = len(parts.pump.of("forget_flows"))
     parts.fast.apply_rules()
-    assert parts.pump.of("set_local")[-1] == (tuple(wider),)
+    assert parts.pump.of("set_local")[-1] == (wider,), "each packet to a 4via6 host is for the hull"
     assert parts.pump.of("set_guarded")[-1] == ([PEER, OTHER_PEER],)
     assert len(parts.pump.of("forget_flows")) == before
     parts.path.filter = parts.path.filter.replace((), wider, shields_up=True)

@@ -151,7 +151,9 @@ def test_what_the_device_does_not_take_is_counted(bed: Bed, monkeypatch: pytest.
 
 async def test_a_released_device_is_not_read_until_it_is_attached_again(bed: Bed) -> None:
     bed.tun.attach(bed.batches.append)
-    bed.tun.release()
+    bed.tun.release(bed.batches.append)
+    bed.tun.send([Frame(BIG)])
+    assert bed.batches.pop() == [Frame(BIG)], "what the hull itself sends"
     bed.kernel.send(vnet.PLAIN + SMALL)
     await _settle()
     assert bed.batches == [] and bed.tun.fileno() >= 0 and bed.tun.has_header

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort
+from tsd.base.addr import QUAD_100, QUAD_100_V6, AddrPort, is_via_route
 from tsd.base.clock import Clock
 from tsd.base.log import fields
 from tsd.dataplane.fdpump import DeviceTun, FdPump, FdPumpOptions, Upcall, UpKind
@@ -101,7 +101,7 @@ class FastPath:
         except BaseException:
             self._sockets.take_back()
             raise
-        device.release()
+        device.release(self._datapath.from_host)
         self._device = device
         self._loop = asyncio.get_running_loop()
         self._reader = self._pump.fileno()
@@ -147,7 +147,7 @@ class FastPath:
         if chosen.state is not self._flows:
             self._flows = chosen.state
             self._pump.forget_flows()
-        self._pump.set_local(chosen.local_prefixes)
+        self._pump.set_local([prefix for prefix in chosen.local_prefixes if not is_via_route(prefix)])
         self._pump.set_guarded(sorted(self._datapath.jailed | self._core.masqueraded))
 
     def watch_icmp(self, on: bool) -> None:

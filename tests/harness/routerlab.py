@@ -7,6 +7,7 @@ c ---- hub ---- r ---- l        c, r: tsd with a TUN; h: coordination server and
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from harness.coordproc import CoordProcess
@@ -123,3 +124,23 @@ class RouterLab:
     def leaks(self) -> list[str]:
         """What left the client that is not its own; coordination server and relay are."""
         return self.sniffer.foreign(*(self.underlay(self.h, version) for version in (4, 6)))
+
+
+class Wiring:
+    """What an admin does in mode nodivert: the lines that tsctl prints, and taking them back."""
+
+    def __init__(self, net: RouterLab, said: str) -> None:
+        self._net = net
+        self.lines = [line.strip() for line in said.splitlines() if line.startswith("  ")]
+
+    def do(self) -> None:
+        for line in self.lines:
+            self._net.lab.run(self._net.r.namespace, "sh", "-ec", line)
+
+    def undo(self) -> None:
+        for line in self.lines:
+            if " -I " in line:
+                back = line.replace(" -I ", " -D ")
+            else:
+                back = re.sub(r"^nft 'add chain (.*?) \{.*$", r"nft delete chain \1", line)
+            self._net.lab.run(self._net.r.namespace, "sh", "-ec", back)

@@ -13,33 +13,13 @@ from collections.abc import Iterator
 import pytest
 
 from harness.netlab import wait_for
-from harness.routerlab import INTERNET, LAN_HOST, ROUTER, RouterLab
+from harness.routerlab import INTERNET, LAN_HOST, ROUTER, RouterLab, Wiring
 from harness.sockets import shout
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 BACKENDS = ["nft", "iptables-nft", "iptables-legacy"]
 MODES = ["on", "nodivert", "off"]
-
-
-class Wiring:
-    """What an admin does in mode nodivert: the lines that tsctl prints, and taking them back."""
-
-    def __init__(self, net: RouterLab, said: str) -> None:
-        self._net = net
-        self.lines = [line.strip() for line in said.splitlines() if line.startswith("  ")]
-
-    def do(self) -> None:
-        for line in self.lines:
-            self._net.lab.run(self._net.r.namespace, "sh", "-ec", line)
-
-    def undo(self) -> None:
-        for line in self.lines:
-            if " -I " in line:
-                back = line.replace(" -I ", " -D ")
-            else:
-                back = re.sub(r"^nft 'add chain (.*?) \{.*$", r"nft delete chain \1", line)
-            self._net.lab.run(self._net.r.namespace, "sh", "-ec", back)
 
 
 def _builtin(net: RouterLab) -> list[str]:

@@ -105,8 +105,32 @@ class Engine(Views):
             self.profiles, self.bus, self.health, self, self._clock, options.entropy, is_ephemeral=options.is_ephemeral
         )
         self.disco_private = DiscoPrivate.generate(options.entropy)
-        self.recollection = Recollection(
-            options.netmap_cache,
+        self.recollection = self._new_recollection()
+        self.profiles.on_delete = self.recollection.forget
+        self.tailnet = Tailnet(self)
+        self.tailnet.on_told = self.recollection.note
+        self.account.now_ns = self.tailnet.keys.now_ns
+        self.expiry = KeyExpiry(self.tailnet.keys.now_ns, self.tailnet.nodes, self._on_expiry)
+        has_device = not options.hull.tun.is_userspace
+        self.dialer = Dialer(options.hull.net, self, options.hull.underlay.protect, has_device=has_device)
+        self.resolver = self._new_resolver()
+        self.pings = Pings(self, self._clock, options.entropy)
+        self.peerapi = PeerApi(options.hull.net, self, options.entropy)
+        self.reach = self._new_reach()
+        self.plane: Plane | None = None
+        self.control: ControlSession | None = None
+        self.is_control_connected = False
+        self.control_error = ""
+        self._stamps = StampStore(options.hull.store, self._clock.wall_ns(), self._on_store_trouble)
+        self._tasks = Tasks(log)
+        self._health_timer: asyncio.TimerHandle | None = None
+        self.on_state: Callable[[State], None] = lambda state: None
+        self.inspection = Inspection(self)
+        self.c2n_handlers = c2n_handlers(self)
+
+    def _new_recollection(self) -> Recollection:
+        return Recollection(
+            self.options.netmap_cache,
             self._clock,
             self.health,
             identity=self.account.identity,
@@ -115,19 +139,10 @@ class Engine(Views):
             on_void=self._forget_recalled,
             spawn=self.spawn,
         )
-        self.profiles.on_delete = self.recollection.forget
-        self.tailnet = Tailnet(self)
-        self.tailnet.on_told = self.recollection.note
-        self.account.now_ns = self.tailnet.keys.now_ns
-        self.expiry = KeyExpiry(self.tailnet.keys.now_ns, self.tailnet.nodes, self._on_expiry)
-        has_device = not options.hull.tun.is_userspace
-        self.dialer = Dialer(options.hull.net, self, options.hull.underlay.protect, has_device=has_device)
-        self.resolver = Resolver(self.dialer, options.hull.dns.base_resolvers, self._dns_surroundings())
-        self.resolver.forwarder.on_failing = self._on_dns_failing
-        self.resolver.forwarder.on_loop = lambda servers: self.health.set_if("dns-loop", bool(servers), servers=servers)
-        self.pings = Pings(self, self._clock, options.entropy)
-        self.peerapi = PeerApi(options.hull.net, self, options.entropy)
-        self.reach = Reach(
+
+    def _new_reach(self) -> Reach:
+        options = self.options
+        return Reach(
             open_udp=options.open_udp,
             wanted_port=options.wanted_port,
             underlay=options.hull.underlay,
@@ -142,16 +157,6 @@ class Engine(Views):
             never_direct_udp=options.never_direct_udp,
             port_mapping=options.port_mapping,
         )
-        self.plane: Plane | None = None
-        self.control: ControlSession | None = None
-        self.is_control_connected = False
-        self.control_error = ""
-        self._stamps = StampStore(options.hull.store, self._clock.wall_ns(), self._on_store_trouble)
-        self._tasks = Tasks(log)
-        self._health_timer: asyncio.TimerHandle | None = None
-        self.on_state: Callable[[State], None] = lambda state: None
-        self.inspection = Inspection(self)
-        self.c2n_handlers = c2n_handlers(self)
 
     # --- life
 
@@ -429,14 +434,18 @@ class Engine(Views):
 
     # --- names
 
-    def _dns_surroundings(self) -> Surroundings:
+    def _new_resolver(self) -> Resolver:
         hull = self._hull
-        return Surroundings(
+        around = Surroundings(
             hull.underlay.protect,
             hull.links.state,
             can_loop=not hull.tun.is_userspace,
             entropy=self.options.entropy,
         )
+        resolver = Resolver(self.dialer, hull.dns.base_resolvers, around)
+        resolver.forwarder.on_failing = self._on_dns_failing
+        resolver.forwarder.on_loop = lambda servers: self.health.set_if("dns-loop", bool(servers), servers=servers)
+        return resolver
 
     def _on_dns_failing(self, servers: str) -> None:
         is_ours = bool(servers) and self.account.prefs.corp_dns

@@ -150,6 +150,36 @@ def test_f08_a_foreign_drop(net: Lab, family: str) -> None:
         assert "firewall" not in net.faults(net.k, "--network=false")
 
 
+@pytest.mark.parametrize(
+    ("chain", "rule"),
+    [
+        ("output priority 0; policy drop", "oifname { lo, eth0 } accept"),
+        ("input priority 0", "ip saddr { 10.0.0.0/30, 100.64.0.0/10 } drop"),
+        ("prerouting priority -300", "iifname tsd0 drop"),
+    ],
+)
+def test_f08_a_drop_of_another_kind(net: Lab, chain: str, rule: str) -> None:
+    """What leaves through our device, addresses that are no one's elsewhere, and what never gets to the input."""
+    made = f"nft add table inet o; nft 'add chain inet o c {{ type filter hook {chain}; }}'"
+    made += f"; nft 'add rule inet o c {rule}'"
+    with _undone(net, net.k, made, "nft delete table inet o"):
+        found = net.faults(net.k, "--network=false")
+        assert "inet o c" in found["firewall"]["cause"], found
+        net.sh(net.k, found["firewall"]["fix"].partition(",")[0])
+        assert "firewall" not in net.faults(net.k, "--network=false")
+        wait_for(lambda: "names" not in net.faults(net.k, "--network=false"), 30, "names")
+
+
+@pytest.mark.parametrize("route", ["blackhole default", "default dev eth0"])
+def test_a_rule_of_another_program_before_ours(net: Lab, route: str) -> None:
+    made = f"ip route add {route} table 99; ip rule add pref 100 lookup 99"
+    with _undone(net, net.k, made, "ip route flush table 99; ip rule del pref 100 2>/dev/null || true"):
+        found = net.faults(net.k, "--network=false")
+        assert found["routing"]["layer"] == "hull" and "another program" in found["routing"]["cause"], found
+        net.sh(net.k, found["routing"]["fix"].partition(",")[0])
+        assert "routing" not in net.faults(net.k, "--network=false")
+
+
 def test_f10_forwarding_off_with_advertised_routes(net: Lab) -> None:
     net.sh(net.k, "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0")
     net.k.call("set", "--advertise-routes=10.55.0.0/16,fd55::/64")
@@ -269,5 +299,5 @@ def test_somebody_who_keeps_flushing_is_seen(net: Lab) -> None:
     finally:
         stop.set()
         thread.join()
-    assert "53" in causes[-1] or "route" in causes[-1]
+    assert "53" in causes[-1] or "rout" in causes[-1]
     wait_for(lambda: "routing" not in net.faults(net.k, "--network=false"), 60, "everything put back")

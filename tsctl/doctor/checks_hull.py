@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import ip_network
+from typing import Any
 
 from tsctl.doctor.checks_daemon import need_daemon, need_running
 from tsctl.doctor.facts import Facts
@@ -11,6 +12,7 @@ from tsctl.doctor.verdict import NOTE, Check, Finding, Skipped
 
 NETFILTER_ON = 2
 OWN_RANGES = tuple(ip_network(text) for text in ("100.64.0.0/10", "fd7a:115c:a1e0::/48"))
+SERVICES = ("100.100.100.100", "fd7a:115c:a1e0::53")
 AROUND_BYTES = 80
 """WireGuard, UDP and IPv6 around a packet of the tailnet."""
 MAKE_TUN = (
@@ -74,10 +76,28 @@ def routing(facts: Facts) -> Iterator[Finding]:
     elif before:
         cause = f"something removed {'; '.join(before)}, and tsd put it back while we looked"
         yield Finding("hull", cause, _FIND_THE_TAKER)
+    if not missing:
+        yield from _detours(hull)
     if hull.get("IPv6OffBecause"):
         yield Finding("hull", f"the tailnet has no IPv6 here, because {hull['IPv6OffBecause']}", "", NOTE)
 
 
+def _detours(hull: dict[str, Any]) -> Iterator[Finding]:
+    """Rules of other programs (VPNs, mwan3, VRFs) that are asked before ours."""
+    found = [one for one in hull.get("Detours") or () if isinstance(one, dict)]
+    if not found:
+        return
+    way = f"by {found[0]['By']}" if found[0].get("By") else "nowhere"
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    cause = f"this host sends packets for {found[0].get('To')}{more} {way} instead of through {hull.get('Device')}"
+    rules = list(dict.fromkeys(rule for one in found for rule in one.get("Rules") or ()))
+    cause += ", because a rule of another program is asked before ours" if rules else ": routing is not as tsd set it"
+    above = int(hull.get("RulePriority") or 0) + _OUR_RULES
+    fix = f"{rules[0]}, or give that rule a priority above {above}" if rules else "look at `ip rule` and `ip route get`"
+    yield Finding("hull", cause, fix)
+
+
+_OUR_RULES = 1000
 _FIND_THE_TAKER = (
     "see who does it with `ip monitor rule route` and `nft monitor`: systemd-networkd (set"
     " ManageForeignRoutingPolicyRules=no and ManageForeignRoutes=no), a firewall script that flushes, cron"
@@ -92,15 +112,18 @@ def firewall(facts: Facts) -> Iterator[Finding]:
         family, _, chain = str(drop.get("Chain")).partition(" ")
         if drop.get("Hook") == "forward" and not forwards:
             continue
-        cause = f"the firewall chain {family} {chain} drops what comes in on {name} ({drop.get('Why')})"
-        if drop.get("Hook") == "forward":
-            cause = f"the firewall chain {family} {chain} drops what is forwarded from {name} ({drop.get('Why')})"
-        yield Finding("hull", cause, f"nft insert rule {family} {chain} iifname {name} accept, and keep it there")
+        what = _DROPPED.get(str(drop.get("Hook")), "comes in on")
+        cause = f"the firewall chain {family} {chain} drops what {what} {name} ({drop.get('Why')})"
+        fix = drop.get("Fix") or f"nft insert rule {family} {chain} iifname {name} accept"
+        yield Finding("hull", cause, f"{fix}, and keep it there")
     for chain in facts.box.legacy_drops:
         if chain == "FORWARD" and not forwards:
             continue
         cause = f"iptables-legacy has the policy DROP in {chain}, whatever nftables says"
         yield Finding("hull", cause, f"iptables-legacy -I {chain} -i {name} -j ACCEPT")
+
+
+_DROPPED = {"forward": "is forwarded from", "output": "goes out on", "postrouting": "goes out on"}
 
 
 def reverse_path(facts: Facts) -> Iterator[Finding]:
@@ -199,11 +222,26 @@ def names(facts: Facts) -> Iterator[Finding]:
     if own & set(facts.name.addresses):
         return
     said = facts.name.error or f"it says {', '.join(facts.name.addresses) or 'nothing'}"
+    cause = f"this host does not resolve its own tailnet name {facts.name.name} ({said})"
+    yield Finding("hull", *_why_no_names(facts, cause))
+
+
+def _why_no_names(facts: Facts, cause: str) -> tuple[str, str]:
+    """(cause, fix): what tsd could not set, its own resolver cut off, or a host that asks somebody else."""
+    refused = str((facts.daemon.warnings.get("dns-set-os-config-failed") or {}).get("Text") or "")
     servers = ", ".join(facts.box.nameservers) or "no nameserver"
     owner = f", written by {facts.box.resolver_owner}" if facts.box.resolver_owner else ""
-    cause = f"this host does not resolve its own tailnet name {facts.name.name} ({said}); resolv.conf: {servers}{owner}"
+    asks_us = any(server in SERVICES for server in facts.box.nameservers[:1])
+    if refused:
+        return f"{cause}: {refused}", "put that right, or tsctl set --accept-dns=false"
+    if facts.name is not None and facts.name.service_trouble and asks_us:
+        cause += f"; resolv.conf leads to tsd, but {SERVICES[0]} is cut off here: {facts.name.service_trouble}"
+        return cause, "see the findings on routing and firewall; `nft list ruleset` and `ip route get 100.100.100.100`"
+    if asks_us:
+        fix = "look at the line `hosts:` of /etc/nsswitch.conf: it needs `dns`, and nothing before it that says no"
+        return f"{cause}; resolv.conf leads to tsd, which answers", fix
     fix = "let only one program write /etc/resolv.conf (tsd puts its own back in 5 s), or tsctl set --accept-dns=false"
-    yield Finding("hull", cause, fix)
+    return f"{cause}; resolv.conf: {servers}{owner}", fix
 
 
 def _number(sysctl: dict[str, str], name: str) -> int:

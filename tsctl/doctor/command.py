@@ -93,7 +93,8 @@ def daemon_facts(context: ctx.Context) -> DaemonFacts:
     facts.report = _report(context) if facts.is_tsd else {}
     facts.warnings = facts.report.get("Health") or _warnings(context)
     missing = list(facts.hull.get("Missing") or ())
-    if missing:  # tsd puts back what others remove: only what stays away is a fault of its own
+    # tsd puts back what others remove: only what stays away is a fault of its own.
+    if missing or facts.hull.get("Detours"):
         time.sleep(SECOND_LOOK_S)
         facts.missing_before = missing
         facts.report = _report(context)
@@ -162,6 +163,7 @@ def _name(facts: Facts) -> None:
         return
     found = NameFacts(name, error="no answer in time")
     facts.name = found
+    found.service_trouble = probes.ask_resolver(checks_hull.SERVICES[0], name)
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         found.addresses, found.error = sorted({str(answer[4][0]) for answer in answers}), ""

@@ -99,6 +99,8 @@ class NameFacts:
     name: str = ""
     addresses: list[str] = field(default_factory=list)
     error: str = ""
+    service_trouble: str = ""
+    """Why tsd's own resolver gave no answer when it was asked directly."""
 
 
 @dataclass

@@ -23,6 +23,8 @@ PING_LIMIT_S = 3.0
 WIREGUARD_BYTES = 32
 """What a packet of the tailnet grows by as a datagram."""
 MOST_RELAYS, MOST_PATHS = 6, 2
+PATH_TRIES = 3
+"""A relay's answer may come first: full-sized packets vanish when none of so many comes and each small one does."""
 _SO_MARK = 36
 _CERTIFICATE = {9: "not-yet-valid", 10: "expired", 62: "other-name", 64: "other-name"}
 
@@ -77,6 +79,23 @@ def mark_socket(sock: socket.socket, mark: int) -> None:
         sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark)
     except OSError:
         return  # only root may
+
+
+def ask_resolver(server: str, name: str, limit_s: float = 2.0) -> str:
+    """One question over UDP; why no answer came, or ""."""
+    labels = b"".join(bytes([len(label)]) + label for label in name.encode("idna").split(b"."))
+    query = b"\x2a\x2a\x01\x00\0\x01\0\0\0\0\0\0" + labels + b"\0\0\x01\0\x01"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(limit_s)
+        try:
+            sock.connect((server, 53))
+            sock.send(query)
+            sock.recv(4096)
+        except TimeoutError:
+            return f"no answer within {limit_s:.0f} s"
+        except OSError as error:
+            return reason_of(error)
+    return ""
 
 
 # --- the control server
@@ -261,10 +280,16 @@ def probe_paths(
     active = [peer for peer in peers if peer.get("CurAddr") and peer.get("Active") and peer.get("TailscaleIPs")]
     for peer in active[:MOST_PATHS]:
         address, name = str(peer["TailscaleIPs"][0]), str(peer.get("DNSName") or "").partition(".")[0]
-        endpoint, small_ok = _direct(ping(address, 0))
-        if small_ok:
-            full_ok = any(_direct(ping(address, mtu_bytes + WIREGUARD_BYTES))[1] for _ in range(2))
-            found.append(PathFacts(name or address, endpoint, small_ok, full_ok))
+        endpoint, is_direct = _direct(ping(address, 0))
+        if not is_direct:
+            continue
+        for _ in range(PATH_TRIES):
+            full_ok = _direct(ping(address, mtu_bytes + WIREGUARD_BYTES))[1]
+            is_direct = full_ok or _direct(ping(address, 0))[1]
+            if full_ok or not is_direct:
+                break
+        if is_direct:
+            found.append(PathFacts(name or address, endpoint, True, full_ok))
     return found
 
 

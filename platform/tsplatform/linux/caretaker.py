@@ -16,11 +16,12 @@ from collections.abc import Callable
 
 from tsd.base.errors import HullError
 from tsd.hull import Report, RouterConfig
-from tsplatform.linux.checks import foreign_drops, read_ruleset
+from tsplatform.linux.checks import read_ruleset
 from tsplatform.linux.hostnames import HostNames
 from tsplatform.linux.netfilter.choose import NFTABLES
+from tsplatform.linux.netfilter.foreign import foreign_drops
 from tsplatform.linux.netfilter.iptables import LEGACY, TABLES
-from tsplatform.linux.netfilter.remedy import drops_of_tailscaled, remedy_for
+from tsplatform.linux.netfilter.remedy import remedy_for
 from tsplatform.linux.netfilter.rules import ON
 from tsplatform.linux.netfilter.watch import LegacyCounters, NftWatch
 from tsplatform.linux.router import LinuxRouter
@@ -174,8 +175,6 @@ class Caretaker:
         self._router.firewall.reconsider()
         self._routing.poke()
         drops = foreign_drops(ruleset, self._names.device)
-        if self._backend == NFTABLES:
-            drops += drops_of_tailscaled(ruleset)
         if not config.subnet_routes:
             drops = [drop for drop in drops if drop["Hook"] != "forward"]
         texts = [f"{drop['Chain']} ({drop['Why']}): {remedy_for(drop, self._names.device)}" for drop in drops]

@@ -1,19 +1,23 @@
 """What `tsctl doctor` asks of a Linux host: our rules, routes and firewall as they are, beside what they should be.
 
 Read over sockets of its own, so that it may run in any thread, and nothing is changed. These are facts; what they mean
-to people is said by tsctl.doctor. Foreign firewall rules are read from nftables, where iptables-nft lives too.
+to people is said by tsctl.doctor.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address, ip_network
 from typing import Any
 
+from tsd.base.addr import IPAddress
 from tsd.base.errors import HullError
 from tsd.hull import RouterConfig
 from tsplatform.linux.hostnames import BYPASS_MARK, HostNames
+from tsplatform.linux.netfilter.foreign import foreign_drops
+from tsplatform.linux.netfilter.remedy import remedy_for
 from tsplatform.linux.programs import environment
 from tsplatform.linux.router import ipv6_trouble_of, present_rules, rules_of
 from tsplatform.linux.rtnetlink import RtNetlink
@@ -24,7 +28,6 @@ SHOWN = 8
 """At most so many of a kind are named."""
 _OFF = 0
 _NFT_LIMIT_S = 20.0
-_HOOKS = ("input", "forward")
 _OUR_CHAINS = "tsd-"
 
 
@@ -55,6 +58,7 @@ def host_facts(names: HostNames, config: RouterConfig, ruleset: Callable[[], str
             "ForwardsFor": [str(prefix) for prefix in config.subnet_routes],
         },
         "Missing": [],
+        "Detours": [],
         "ForeignDrops": [],
         "Unread": [],
     }
@@ -62,8 +66,10 @@ def host_facts(names: HostNames, config: RouterConfig, ruleset: Callable[[], str
         return facts
     trouble = ipv6_trouble_of(names.device)
     facts["IPv6OffBecause"] = trouble
+    versions = (4,) if trouble else (4, 6)
     try:
-        facts["Missing"] += missing_routing(names, config, (4,) if trouble else (4, 6))
+        facts["Missing"] += missing_routing(names, config, versions)
+        facts["Detours"] += detours(names, config, versions)
     except HullError as err:
         facts["Unread"].append(str(err))
     try:
@@ -73,7 +79,8 @@ def host_facts(names: HostNames, config: RouterConfig, ruleset: Callable[[], str
         return facts
     if config.netfilter_mode != _OFF and not has_our_rules(rules, names.nft_table):
         facts["Missing"].append("the firewall rules of tsd")
-    facts["ForeignDrops"] = foreign_drops(rules, names.device)[:SHOWN]
+    drops = foreign_drops(rules, names.device)[:SHOWN]
+    facts["ForeignDrops"] = [drop | {"Fix": remedy_for(drop, names.device)} for drop in drops]
     return facts
 
 
@@ -102,80 +109,44 @@ def missing_routing(names: HostNames, config: RouterConfig, versions: tuple[int,
     return found
 
 
+def detours(names: HostNames, config: RouterConfig, versions: tuple[int, ...]) -> list[Json]:
+    """Tailnet addresses that the kernel would send elsewhere, and the rules of others that it asks before ours.
+
+    Asked by look-ups, as each packet would make them; nothing is sent. Raises `HullError`.
+    """
+    kernel = RtNetlink()
+    found: list[Json] = []
+    try:
+        index = kernel.index_of(names.device)
+        lan = [ip_network((ip, length), strict=False) for number, ip, length in kernel.addresses() if number != index]
+        for version in versions:
+            earlier = kernel.rules(version, 1, HostNames(names.device).priority)
+            for ip in _samples(config, version):
+                if any(ip in network for network in lan):
+                    continue
+                way = kernel.way(ip)
+                if way.oif != index:
+                    near = [rule for rule in earlier if rule.table == way.table or not way.oif]
+                    rules = [f"ip -{version} rule del pref {rule.priority}" for rule in near]
+                    found.append({"To": str(ip), "By": way.device, "Rules": rules[:SHOWN]})
+    finally:
+        kernel.close()
+    return found
+
+
+_WORLD: dict[int, IPAddress] = {4: ip_address("192.0.2.1"), 6: ip_address("2001:db8::1")}
+
+
+def _samples(config: RouterConfig, version: int) -> list[IPAddress]:
+    """The services, some peers, some networks, and the world behind an exit node."""
+    routes = [p for p in config.routes if p.version == version]
+    single = [p.network_address for p in routes if p.prefixlen == p.max_prefixlen]
+    wide = [p.network_address + 1 for p in routes if 0 < p.prefixlen < p.max_prefixlen]
+    world = [_WORLD[version]] if any(not p.prefixlen for p in routes) else []
+    return [*single[:3], *wide[:SHOWN], *world]
+
+
 def has_our_rules(objects: Iterable[Json], table: str) -> bool:
     """Any rule in our table, or in a chain of ours in another one."""
     rules = [item["rule"] for item in objects if isinstance(item.get("rule"), dict)]
     return any(rule.get("table") == table or str(rule.get("chain")).startswith(_OUR_CHAINS) for rule in rules)
-
-
-def foreign_drops(objects: list[Json], device: str) -> list[Json]:
-    """Base chains of others that drop what comes in through (or is forwarded from) our device.
-
-    A chain counts as letting us pass when one of its own rules, or of a chain it jumps to, accepts our device by name;
-    chains that only drop certain packets (an address, a port) are the admin's business.
-    """
-    chains = [item["chain"] for item in objects if isinstance(item.get("chain"), dict)]
-    found = []
-    for chain in chains:
-        if chain.get("hook") not in _HOOKS or _is_ours(chain):
-            continue
-        rules = list(_rules_of(objects, chain))
-        if any(_accepts(objects, rule, device) for rule in rules):
-            continue
-        why = "policy drop" if chain.get("policy") == "drop" else _final_drop(rules)
-        if why:
-            named = f"{chain.get('family')} {chain.get('table')} {chain.get('name')}"
-            found.append({"Chain": named, "Hook": chain["hook"], "Why": why})
-    return found
-
-
-def _is_ours(chain: Json) -> bool:
-    table = str(chain.get("table"))
-    return table.startswith("tsd") and (table[3:] == "" or table[3:].isdigit()) and chain.get("family") == "inet"
-
-
-def _rules_of(objects: Iterable[Json], chain: Json) -> Iterator[Json]:
-    place = (chain.get("family"), chain.get("table"), chain.get("name"))
-    for item in objects:
-        rule = item.get("rule")
-        if isinstance(rule, dict) and (rule.get("family"), rule.get("table"), rule.get("chain")) == place:
-            yield rule
-
-
-def _accepts(objects: list[Json], rule: Json, device: str, depth: int = 0) -> bool:
-    expressions = [e for e in rule.get("expr") or [] if isinstance(e, dict)]
-    names_us = any(_matches_device(e.get("match"), device) for e in expressions)
-    if names_us and any("accept" in e for e in expressions):
-        return True
-    target = next(
-        (e[k].get("target") for e in expressions for k in ("jump", "goto") if isinstance(e.get(k), dict)), None
-    )
-    if target is None or depth > 4:
-        return False
-    inner = list(_rules_of(objects, {**rule, "name": target}))
-    return any(_accepts(objects, one, device, depth + 1) or (names_us and _is_plain_accept(one)) for one in inner)
-
-
-def _matches_device(match: object, device: str) -> bool:
-    if not isinstance(match, dict) or match.get("op") not in ("==", "in") or not isinstance(match.get("left"), dict):
-        return False
-    if (match["left"].get("meta") or {}).get("key") not in ("iifname", "iif"):
-        return False
-    right = match.get("right")
-    names = right.get("set") if isinstance(right, dict) else right
-    many = names if isinstance(names, list) else [names]
-    return any(n == device or (isinstance(n, str) and n.endswith("*") and device.startswith(n[:-1])) for n in many)
-
-
-def _is_plain_accept(rule: Json) -> bool:
-    return all("match" not in e for e in rule.get("expr") or []) and any("accept" in e for e in rule.get("expr") or [])
-
-
-def _final_drop(rules: list[Json]) -> str:
-    """A rule without any condition that drops or rejects everything that got so far."""
-    for rule in rules:
-        expressions = [e for e in rule.get("expr") or [] if isinstance(e, dict)]
-        verdict = next((word for e in expressions for word in ("drop", "reject") if word in e), "")
-        if verdict and not any(word in e for e in expressions for word in ("match", "xt", "limit", "vmap")):
-            return f"a {verdict} of everything"
-    return ""

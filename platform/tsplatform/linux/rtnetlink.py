@@ -25,6 +25,7 @@ _LAST_METRIC = 0xFFFF0000
 _RTPROT_STATIC, _SCOPE_LINK, _SCOPE_UNIVERSE = 4, 253, 0
 _ACTION_LOOKUP, _ACTION_UNREACHABLE = 1, 7
 _IFF_UP, _IFA_F_NODAD = 0x1, 0x02
+_RTM_F_LOOKUP_TABLE = 0x1000
 _REQUEST, _ACK, _DUMP, _REPLACE, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x300, 0x100, 0x200, 0x400
 _ERROR, _DONE = 2, 3
 _BATCH = 100
@@ -53,6 +54,14 @@ class Rule(NamedTuple):
     table: int
     mark: int = 0
     mask: int = 0
+
+
+class Way(NamedTuple):
+    """Where the kernel would send a packet; `oif` 0: nowhere."""
+
+    oif: int
+    device: str = ""
+    table: int = 0
 
 
 class Body(NamedTuple):
@@ -140,6 +149,21 @@ class RtNetlink:
                 found.append(Rule(version, priority, table, mark, message.get_attr("FRA_FWMASK", 0) if mark else 0))
         return found
 
+    def way(self, ip: IPAddress, mark: int = 0) -> Way:
+        """As a packet to that address would be sent, without sending one."""
+        flags = _RTM_F_LOOKUP_TABLE if ip.version == 4 else 0  # IPv6 names the table in any case
+        fields = {"family": FAMILY[ip.version], "dst_len": ip.max_prefixlen, "flags": flags}
+        body = Body(fields, [("RTA_DST", str(ip)), *([("RTA_MARK", mark)] if mark else [])])
+        try:
+            self._sock.send(self._message("RTM_GETROUTE", 0, body))
+            message = next(self._answers(self._sequence))
+        except OSError as err:
+            raise _error("read routing over netlink", err) from None
+        index = 0 if message["header"]["type"] == _ERROR else int(message.get_attr("RTA_OIF", 0))
+        if not index or message["type"] != _RTN_UNICAST:
+            return Way(0)
+        return Way(index, _name_of(index), int(message.get_attr("RTA_TABLE", message["table"])))
+
     # --- changing
 
     def apply(self, changes: Sequence[Change]) -> list[str]:
@@ -219,6 +243,13 @@ def _open() -> Any:
     except OSError as err:
         raise _error("open netlink", err) from None
     return sock
+
+
+def _name_of(index: int) -> str:
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return str(index)
 
 
 def _error(operation: str, err: OSError) -> HullError:

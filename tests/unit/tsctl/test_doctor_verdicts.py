@@ -118,6 +118,17 @@ def _relays(**changes: object) -> Break:
 
 
 _DROP = {"Chain": "inet filter input", "Hook": "input", "Why": "policy drop"}
+_OUT_DROP = {"Chain": "inet o out", "Hook": "output", "Why": "policy drop", "Fix": "nft insert rule inet o out x"}
+_DETOUR = {"To": "100.64.0.3", "By": "wg0", "Rules": ["ip -4 rule del pref 100"]}
+_NOWHERE = {"To": "100.64.0.4", "By": "", "Rules": []}
+
+
+def _names(f: Facts, servers: list[str], service_trouble: str = "", **warnings: str) -> None:
+    f.name.__dict__.update(addresses=[], error="no such name", service_trouble=service_trouble)
+    f.box.nameservers = servers
+    f.daemon.warnings.update({code.replace("_", "-"): {"Text": text} for code, text in warnings.items()})
+
+
 _GONE = Reached("tcp", "c.example:443: Connection refused")
 
 FAULTS: list[tuple[str, str, str, str, Break]] = [
@@ -150,6 +161,10 @@ FAULTS: list[tuple[str, str, str, str, Break]] = [
         "nft insert rule inet filter input iifname tsd0 accept",
         _hull(ForeignDrops=[_DROP]),
     ),
+    ("firewall", "hull", "goes out on tsd0", "inet o out x, and keep", _hull(ForeignDrops=[_OUT_DROP])),
+    ("routing", "hull", "by wg0 instead of through tsd0, because", "ip -4 rule del pref 100", _hull(Detours=[_DETOUR])),
+    ("routing", "hull", "100.64.0.4 and 1 more nowhere", "pref 100", _hull(Detours=[_NOWHERE, _DETOUR])),
+    ("routing", "hull", "100.64.0.4 nowhere", "ip route get", _hull(Detours=[_NOWHERE])),
     ("firewall", "hull", "FORWARD", "iptables-legacy -I FORWARD", _box(legacy_drops=["FORWARD"])),
     (
         "rp-filter",
@@ -167,6 +182,15 @@ FAULTS: list[tuple[str, str, str, str, Break]] = [
         "does not resolve",
         "resolv.conf",
         lambda f: f.name.__dict__.update(addresses=[], error="no such name"),
+    ),
+    ("names", "hull", "cut off here: x", "routing and firewall", lambda f: _names(f, ["100.100.100.100"], "x")),
+    ("names", "hull", "tsd, which answers", "nsswitch.conf", lambda f: _names(f, ["100.100.100.100"])),
+    (
+        "names",
+        "hull",
+        "chattr -i",
+        "--accept-dns=false",
+        lambda f: _names(f, ["192.0.2.1"], dns_set_os_config_failed="not written (chattr -i /etc/resolv.conf)"),
     ),
     ("clock", "hull", "2 hours behind", "set-ntp", _control(clock_offset_s=-7200.0)),
     ("control", "network", "DNS fails", "getent", lambda f: _offline(f, Reached("dns", "c.example: no such name"))),

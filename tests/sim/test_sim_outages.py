@@ -45,6 +45,18 @@ def test_direct_traffic_survives_the_relay_and_relayed_traffic_comes_back(tmp_pa
     run_sim(scenario, tmp_path)
 
 
+def test_the_first_packet_to_a_peer_does_not_wait_for_a_relay_that_is_gone(tmp_path: Path) -> None:
+    """The handshake left by the relay, since no direct path was known; it is made again when one is found."""
+
+    async def scenario(net: SimTailnet) -> None:
+        near, public = await net.nodes(*"EP")
+        block(net, ("tcp", RELAY_PORT))
+        await asyncio.sleep(1)
+        assert await near.reaches(public) < 2.5
+
+    run_sim(scenario, tmp_path, relays=1)
+
+
 @pytest.mark.parametrize("ports", [RELAY, RELAY[:1]], ids=["relay and STUN", "relay only"])
 def test_f17_a_lost_home_relay_is_replaced_and_peers_learn_it(
     tmp_path: Path, ports: tuple[tuple[str, int], ...]

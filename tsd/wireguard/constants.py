@@ -4,7 +4,7 @@ REKEY_TIMEOUT_S = 5.0
 """Between two initiations to one peer; a response just sent counts as one."""
 REKEY_JITTER_S = 0.334
 ABSENT_RETRY_S = 1.0
-"""Ours: until the one early retry when a relay does not know the peer yet."""
+"""Ours: until the one early retry when a relay does not know the peer yet, or lost our initiation."""
 MAX_HANDSHAKE_RETRIES = 18
 """Retried while the count is at most this: 20 initiations in about 90 s."""
 KEEPALIVE_TIMEOUT_S = 10.0

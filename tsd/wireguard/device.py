@@ -177,8 +177,15 @@ class WireGuard:
             self._send_initiation(peer, now, wall_ns)
             self._schedule.arm(peer)
 
-    def not_delivered(self, handle: int, now: float) -> None:
-        """The relay says that the peer is not there. A peer that just starts will be: the first retry comes early."""
+    def direct_path_found(self, handle: int, now: float) -> None:
+        """What left by a relay that may be gone leaves again: a response at once, which can do no harm."""
+        self.retry_soon(handle, now)
+        peer = self._peers.get(handle)
+        if peer is not None and peer.response and now - peer.handshake_sent_at < REKEY_TIMEOUT_S:
+            self._outputs.append(Transmit(handle, peer.response))
+
+    def retry_soon(self, handle: int, now: float) -> None:
+        """The last initiation may be lost. A relay says that the peer is not there: one that just starts will be."""
         self._now = now
         peer = self._peers.get(handle)
         if peer is not None and peer.pending is not None and peer.attempts == 0:
@@ -284,7 +291,8 @@ class WireGuard:
             peer, index, response.receiver_index, keys.responder_to_initiator, keys.initiator_to_responder, now
         )
         peer.handshake_sent_at = now
-        self._outputs.append(Transmit(peer.handle, peer.macs.stamp(response.encode(), now)))
+        peer.response = peer.macs.stamp(response.encode(), now)
+        self._outputs.append(Transmit(peer.handle, peer.response))
 
     def _receive_response(self, message: Response, now: float, wall_ns: int) -> None:
         peer = self._table.by_index.get(message.receiver_index)
@@ -352,6 +360,7 @@ class WireGuard:
         """A session became current for sending: say so, then priority message, then what waited (or a keepalive)."""
         peer.retransmit_at = NEVER
         peer.attempts = 0
+        peer.response = b""
         peer.last_handshake_wall_ns = wall_ns
         self._outputs.append(HandshakeCompleted(peer.handle, is_initiator))
         message = self.priority_message(peer.handle)

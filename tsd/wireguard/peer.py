@@ -34,6 +34,7 @@ class Peer:
         "pending",
         "psk",
         "public",
+        "response",
         "retransmit_at",
         "scheduled_at",
         "session_expires_at",
@@ -58,6 +59,8 @@ class Peer:
         self.last_stamp = b""
         """Greatest TAI64N stamp received."""
         self.warned_about_clock = False
+        self.response = b""
+        """Our last one, until its session carries something."""
         self.attempts = 0
         self.handshake_sent_at = -NEVER
         self.initiation_received_at = -NEVER

@@ -439,7 +439,7 @@ def test_a_peer_that_the_relay_does_not_know_yet_is_asked_again_soon_but_once() 
     wire.drop = lambda flight: True
     wire.a.send(wire.a.udp_to(wire.b))
     for _ in range(20):
-        wire.a.wg.not_delivered(1, wire.clock.now())
+        wire.a.wg.retry_soon(1, wire.clock.now())
         wire.advance(0.5)
     times = [at - wire.log[0][0] for at, _, kind in wire.log if kind == INITIATION]
     assert times[:2] == [0.0, pytest.approx(1.0)] and len(times) == 3 and times[2] > 6.0

@@ -294,6 +294,8 @@ class Plane:
             case paths.PathChanged(handle, path):
                 if self.fast is not None:
                     self.fast.path_changed(handle)
+                if path.cur_addr is not None:
+                    self.wireguard.direct_path_found(handle, self._clock.now())
                 log.debug(fields("path changed", peer=handle, endpoint=path.cur_addr, derp_region=path.relay_region))
             case paths.EndpointsWanted(reason):
                 self._told.on_endpoints_wanted(reason)
@@ -355,5 +357,5 @@ class Plane:
         self.magicsock.derp_peer_gone(region, node_key)
         peer = self._peers.by_key(node_key) if is_not_here else None
         if peer is not None:
-            self.wireguard.not_delivered(peer.handle, self._clock.now())
+            self.wireguard.retry_soon(peer.handle, self._clock.now())
             self.driver.kick()

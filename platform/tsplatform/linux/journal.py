@@ -2,15 +2,19 @@
 
 A crash leaves it behind; the next start and `--cleanup` read it and put things back. Kernel objects die with the boot
 and belong to one network namespace, so such entries count only there; those of other namespaces stay in the file for
-the daemons there. One small JSON file, replaced as a whole.
+the daemons there. One small JSON file, replaced as a whole. Several daemons may share the folder (two state files in
+one): each change reads what the others noted meanwhile, under a lock on the folder that a killed process does not keep.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,8 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 FILE_NAME = "undo.json"
+LOCK_PATIENCE_S, _LOCK_PACE_S = 5.0, 0.005
+"""A daemon that was stopped in the middle of a change must not stop the others."""
 
 
 def has_leftovers(folder: Path) -> bool:
@@ -69,18 +75,18 @@ class UndoJournal:
         """Before the change. Costs nothing when it is there already."""
         if entry not in self._entries:
             self._entries.append(entry)
-            self._write()
+            self._change(entry, is_noted=True)
 
     def forget(self, entry: Entry) -> None:
         """After it was undone."""
         if entry in self._entries:
             self._entries.remove(entry)
-            self._write()
+            self._change(entry, is_noted=False)
 
     def tidy(self) -> None:
         """What a crash while noting has left goes, where nothing is noted here."""
         if not self._entries:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), self._locked():
                 self._fresh.unlink(missing_ok=True)
 
     def _read(self) -> dict[Scope, list[Entry]]:
@@ -96,21 +102,51 @@ class UndoJournal:
             log.warning("%s cannot be read, nothing is undone by it: %s", self.path, err)
             return {}
 
-    def _write(self) -> None:
-        noted = {**self._read(), self._scope: self._entries}
+    def _change(self, entry: Entry, *, is_noted: bool) -> None:
+        try:
+            with self._locked():
+                noted = self._read()
+                others = [one for one in noted.get(self._scope, []) if one != entry]
+                noted[self._scope] = [*others, entry] if is_noted else others
+                self._write(noted)
+        except OSError as err:
+            log.warning("%s cannot be written: after a crash things may be left on this host: %s", self.path, err)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Raises OSError. Where the folder takes no lock it goes without."""
+        fd = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            patience_ends = time.monotonic() + LOCK_PATIENCE_S
+            while not _try_lock(fd) and time.monotonic() < patience_ends:
+                time.sleep(_LOCK_PACE_S)
+            yield
+        finally:
+            os.close(fd)
+
+    def _write(self, noted: dict[Scope, list[Entry]]) -> None:
+        """Raises OSError."""
         records = [
             {"scope": asdict(scope), "entries": [asdict(e) for e in entries]}
             for scope, entries in noted.items()
             if entries
         ]
-        try:
-            if not records:
-                self.path.unlink(missing_ok=True)
-                return
-            self._fresh.write_text(json.dumps(records, indent=1), "utf-8")
-            os.replace(self._fresh, self.path)
-        except OSError as err:
-            log.warning("%s cannot be written: after a crash things may be left on this host: %s", self.path, err)
+        if not records:
+            self.path.unlink(missing_ok=True)
+            return
+        self._fresh.write_text(json.dumps(records, indent=1), "utf-8")
+        os.replace(self._fresh, self.path)
+
+
+def _try_lock(fd: int) -> bool:
+    """False while another process has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _decode(record: Any) -> tuple[Scope, list[Entry]]:

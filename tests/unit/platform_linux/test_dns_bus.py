@@ -17,7 +17,7 @@ import pytest
 from harness.resolvers import BUS_CONFIG
 from tsd.base.errors import HullError
 from tsd.hull import DnsConfig
-from tsplatform.linux.dns import file, system
+from tsplatform.linux.dns import claim, file, system
 from tsplatform.linux.dns.bus import is_in_our_network
 from tsplatform.linux.dns.choose import MISWIRED, HostSurveyor
 from tsplatform.linux.dns.system import SystemNames
@@ -63,7 +63,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     socket = tmp_path / "bus"
     (tmp_path / "bus.conf").write_text(BUS_CONFIG.format(socket))
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={socket}")
-    monkeypatch.setattr(system, "NAMES_CLAIM", f"test.{os.getpid()}")
+    monkeypatch.setattr(claim, "NAMES_CLAIM", f"test.{os.getpid()}")
     monkeypatch.setattr(system, "PATIENCE_S", 15.0)
     made = Bed(tmp_path, socket)
     made.start(daemon, f"--config-file={tmp_path}/bus.conf", "--nofork")

@@ -14,7 +14,7 @@ import pytest
 from tsd.base.errors import HullError
 from tsd.hull import DnsConfig
 from tsplatform.linux import programs
-from tsplatform.linux.dns import choose, debian, file, keeper, system, tools, undo
+from tsplatform.linux.dns import choose, claim, debian, file, keeper, system, tools, undo
 from tsplatform.linux.dns.keeper import FIGHT_LIMIT
 from tsplatform.linux.dns.system import SystemNames
 
@@ -48,12 +48,16 @@ def eventually(condition: Callable[[], object], what: str = "", limit_s: float =
 class Bed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "state"
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True)
         self.path = folder / "etc" / "resolv.conf"
         self.path.parent.mkdir()
         self.path.write_bytes(ORIGINAL)
         self.told: list[str] = []
         self.names = self.new_names()
+
+    def noted(self) -> list[str]:
+        """What is kept; the lock of the folder stays for good."""
+        return [name for name in os.listdir(self.folder) if name != ".names.lock"]
 
     def new_names(self, folder: Path | None = None, is_foreign: bool = False) -> SystemNames:
         kept = folder or self.folder
@@ -71,7 +75,7 @@ class Bed:
 
 @pytest.fixture
 def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
-    monkeypatch.setattr(system, "NAMES_CLAIM", f"test.{os.getpid()}")
+    monkeypatch.setattr(claim, "NAMES_CLAIM", f"test.{os.getpid()}")
     monkeypatch.setattr(system, "PATIENCE_S", 10.0)
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent/bus")
     made = Bed(tmp_path)
@@ -93,7 +97,7 @@ def test_we_answer_and_keep_search_and_options(bed: Bed) -> None:
     assert told["Mode"] == "direct" and "resolv.conf names nobody as its writer" in told["Because"]
     assert told["Nameservers"][0] == "100.100.100.100" and told["Trouble"] == ""
     bed.names.revert()
-    assert bed.path.read_bytes() == ORIGINAL and list(bed.folder.iterdir()) == []
+    assert bed.path.read_bytes() == ORIGINAL and bed.noted() == []
     assert os.listdir(bed.path.parent) == ["resolv.conf"]
     bed.names.revert()
     assert bed.names.describe()["Mode"] == ""
@@ -221,7 +225,7 @@ def test_what_a_killed_daemon_had_begun_to_write_goes_away(bed: Bed) -> None:
 
 def test_so_does_what_it_had_begun_for_resolvconf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "restore", lambda backup: False)
-    monkeypatch.setattr(undo, "NAMES_CLAIM", f"test.{os.getpid()}")
+    monkeypatch.setattr(claim, "NAMES_CLAIM", f"test.{os.getpid()}")
     monkeypatch.setattr(debian, "HOOK", tmp_path / "hooks/tsd")
     left = [tmp_path / f".{tools.UNDO_NAME}.tsd-7", tmp_path / "hooks/.tsd.tsd-7"]
     for path in left:
@@ -311,7 +315,7 @@ def test_a_file_that_leads_to_resolved_stays_its_own(bed: Bed) -> None:
     eventually(lambda: any(bed.told), "nobody was told that it does not answer")
     bed.names.revert()
     assert os.readlink(bed.path) == "/run/systemd/resolve/stub-resolv.conf"
-    assert list(bed.folder.iterdir()) == []
+    assert bed.noted() == []
 
 
 def test_a_file_of_another_network_is_left_alone(bed: Bed) -> None:
@@ -347,6 +351,28 @@ def test_who_had_to_wait_takes_over_and_says_so_once(
     assert not [record for record in caplog.records if "another tsd" in record.getMessage()]
     other.revert()
     assert bed.path.read_bytes() == ORIGINAL
+
+
+def test_daemons_of_two_networks_do_not_keep_two_files_in_one_folder(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would take the other's note for its own, and the next start would give back the wrong file."""
+    bed.names.apply(MAGIC)
+    kept = (bed.folder / file.BACKUP_NAME).read_bytes()
+    monkeypatch.setattr(claim, "NAMES_CLAIM", f"test.{os.getpid()}.elsewhere")
+    elsewhere = Bed(tmp_path / "elsewhere")
+    other = elsewhere.new_names(bed.folder)
+    with pytest.raises(HullError, match=f"process {os.getpid()}, keeps its own in .*--statedir"):
+        other.apply(MAGIC)
+    undo.undo_names(bed.folder)
+    other.revert()
+    assert (bed.folder / file.BACKUP_NAME).read_bytes() == kept and elsewhere.path.read_bytes() == ORIGINAL
+    bed.names.revert()
+    assert bed.path.read_bytes() == ORIGINAL
+    other.apply(MAGIC)
+    assert file.is_ours(elsewhere.path.read_bytes())
+    other.revert()
+    assert elsewhere.path.read_bytes() == ORIGINAL
 
 
 def test_a_folder_that_keeps_nothing_changes_nothing(bed: Bed) -> None:

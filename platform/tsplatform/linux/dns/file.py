@@ -13,6 +13,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -231,9 +232,9 @@ def belongs_to_another_network(path: Path) -> bool:
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
     """Raises OSError."""
-    fresh = path.with_name(f".{path.name}.tsd-{os.getpid()}")
+    fresh = _unfinished(path)
     try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, mode)
             os.write(fd, content)
@@ -279,6 +280,11 @@ def restore(backup: Path, path: Path = PATH) -> bool:
     return True
 
 
+def _unfinished(path: Path) -> Path:
+    """A name that nobody else uses, also in another thread or in a process of the same number elsewhere."""
+    return path.with_name(f".{path.name}.tsd-{os.getpid()}-{secrets.token_hex(4)}")
+
+
 def drop_unfinished(path: Path) -> None:
     """What a daemon left that was killed while it replaced this file."""
     with contextlib.suppress(OSError):
@@ -289,7 +295,7 @@ def drop_unfinished(path: Path) -> None:
 def _give_back(path: Path, before: Before) -> None:
     try:
         if before.target:
-            fresh = path.with_name(f".{path.name}.tsd-{os.getpid()}")
+            fresh = _unfinished(path)
             os.symlink(before.target, fresh)
             os.rename(fresh, path)
         elif before.content is None:

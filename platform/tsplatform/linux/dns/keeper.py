@@ -14,8 +14,8 @@ from typing import Any
 from tsd.base.errors import HullError
 from tsd.base.tasks import Tasks
 from tsplatform.linux.dns.bus import NETWORK_MANAGER, RESOLVED, SystemBus
+from tsplatform.linux.dns.claim import NamesClaim
 from tsplatform.linux.dns.watch import FileWatch
-from tsplatform.linux.hostnames import Claim
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Keeper:
         self.lock = asyncio.Lock()
         self.fight = Fight()
         self.rival = ""
-        self.claim: Claim | None = None
+        self.claim: NamesClaim | None = None
         self.bus = SystemBus()
         self.bus.on_owner = lambda name: self._later(self._again)
         self.bus.on_lost = lambda: self._later(self._again, RETRY_S)

@@ -22,6 +22,7 @@ from tsd.hull import DnsConfig
 from tsplatform.linux.dns import file
 from tsplatform.linux.dns.bus import SystemBus
 from tsplatform.linux.dns.choose import Choice, HostSurveyor, Surveyor, choose
+from tsplatform.linux.dns.claim import claim_names
 from tsplatform.linux.dns.debian import DebianResolvconf
 from tsplatform.linux.dns.direct import DirectFile
 from tsplatform.linux.dns.keeper import REVERT_S, Keeper, NamesThread
@@ -29,11 +30,10 @@ from tsplatform.linux.dns.manager import Found, Manager, Mode
 from tsplatform.linux.dns.networkmanager import NetworkManager
 from tsplatform.linux.dns.openresolv import Openresolv
 from tsplatform.linux.dns.resolved import ResolvedLink
-from tsplatform.linux.hostnames import TakenError, claim_name
+from tsplatform.linux.hostnames import TakenError
 
 log = logging.getLogger(__name__)
 
-NAMES_CLAIM = "resolv.conf"
 PATIENCE_S = 0.3
 
 
@@ -166,7 +166,7 @@ class SystemNames:
             hint = f"ask {SERVICE_TEXTS[0]} for names of the tailnet"
             raise HullError(f"set up names in {self._path}", "the file is shared with another network namespace", hint)
         try:
-            keeper.claim = keeper.claim or claim_name(NAMES_CLAIM)
+            keeper.claim = keeper.claim or claim_names(self._folder)
         except TakenError as err:
             raise HullError(f"set up names in {self._path}", err.reason) from None
         await keeper.watch_bus()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tsd.base.errors import HullError
 from tsplatform.linux.dns import debian, file, openresolv, tools
+from tsplatform.linux.dns.claim import claim_names
 from tsplatform.linux.dns.manager import Mode
-from tsplatform.linux.dns.system import NAMES_CLAIM
-from tsplatform.linux.hostnames import TakenError, claim_name
+from tsplatform.linux.hostnames import TakenError
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def undo_names(folder: Path) -> None:
     """Never raises. Nothing is done while a daemon of this host has names set up."""
     try:
-        claim = claim_name(NAMES_CLAIM)
+        claim = claim_names(folder)
         try:
             _undo(folder)
         finally:

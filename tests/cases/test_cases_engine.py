@@ -368,6 +368,15 @@ async def test_u05_the_route_table_decides_for_each_target() -> None:
                 await engine.dialer.dial(host, 80)
 
 
+async def test_u05_nobody_is_asked_for_names_of_the_tailnet_that_do_not_exist() -> None:
+    """Before, the host's resolvers were, which is slow where they are not reached and tells them what is looked for."""
+    async with lone_engine() as lone:
+        lone.names["nosuch.tail.example"] = [parse_ip("203.0.113.9")]
+        lone.first_map(peer_json(2, Name="n2.tail.example."))
+        with pytest.raises(OSError, match="no such name"):
+            await lone.engine.dialer.addresses("nosuch.tail.example")
+
+
 async def test_u05_localhost_is_this_machine_though_a_peer_is_called_so() -> None:
     """As many phones are."""
     async with lone_engine() as lone:

@@ -89,8 +89,10 @@ class Views:
         return [] if _is_localhost(name) else self.resolver.lookup(name)
 
     async def resolve_upstream(self, name: str) -> list[IPAddress]:
-        """Names for which control chose upstreams by those, everything else by the host."""
-        if self.tailnet.wants_own_dns and self.resolver.configured_for(name) and not _is_localhost(name):
+        """Names for which control chose upstreams by those, everything else by the host; nobody is asked for names of
+        the tailnet's own zones that do not exist."""
+        is_ours = self.resolver.owns(name) or bool(self.resolver.configured_for(name))
+        if is_ours and self.tailnet.wants_own_dns and not _is_localhost(name):
             return await self.resolver.addresses(name)
         found: list[IPAddress] = await self.options.resolve_host(name)
         return found

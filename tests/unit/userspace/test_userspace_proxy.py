@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -148,6 +149,43 @@ async def test_heads_of_careless_clients() -> None:
         ):
             answer = await talk(proxy, sent % (port, port))
             assert answer.count(b"HTTP/1.1 200") == answer.count(b"small\n") == 2
+
+
+async def refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers a POST without having read its body; /echo answers the head at once and returns the body as it comes."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if head.split(b" ")[1] == b"/echo":
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n")
+        for _ in range(2):
+            writer.write(await reader.readexactly(3))
+    else:
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 3\r\n\r\nno\n")
+    with contextlib.suppress(ConnectionError):
+        await writer.drain()
+        await reader.read()
+    writer.close()
+
+
+async def test_k09_an_answer_before_the_body_is_passed_on_at_once() -> None:
+    async with overlay_pair() as pair, host_server(refusing) as port:
+        server = ProxyServer(pair, pair.a, frozenset({"http"}))
+        proxy = server.start("127.0.0.1:0")
+        try:
+            for extra in (b"", b"Expect: 100-continue\r\n"):
+                post = b"POST http://peer:%d/ HTTP/1.1\r\n%sContent-Length: 900\r\n\r\n" % (port, extra)
+                async with asyncio.timeout(20):
+                    answer = await talk(proxy, post)
+                assert answer.startswith(b"HTTP/1.1 401 ") and answer.endswith(b"\r\n\r\nno\n")
+                assert b"connection: close" in answer.lower()
+            reader, writer = await asyncio.open_connection(str(proxy.ip), proxy.port)
+            writer.write(b"POST http://peer:%d/echo HTTP/1.1\r\nContent-Length: 6\r\n\r\none" % port)
+            async with asyncio.timeout(20):
+                assert (await reader.readuntil(b"one")).startswith(b"HTTP/1.1 200 ")
+                writer.write(b"two")
+                assert await reader.readexactly(3) == b"two"
+            writer.close()
+        finally:
+            server.close()
 
 
 async def test_upgrade_through_plain_proxy() -> None:

@@ -74,6 +74,10 @@ class Resolver:
                     break
         return list(found)
 
+    def owns(self, name: str) -> bool:
+        """Whether nobody else may be asked for this name."""
+        return self._zone.owns(name)
+
     def upstreams_for(self, name: str) -> tuple[str, ...]:
         return self.configured_for(name) or tuple(self._base())
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _MAX_HEAD_BYTES = 64 << 10
 _READ_BYTES = 256 << 10
 _IDLE_S = 120.0
+_BODY_LAG_S = 0.05
+"""How long the last bytes of a request's body may still be on their way when the answer is there already."""
+_LINGER_S = 5.0
+"""How long a client may go on sending a body that the target has answered already."""
 _HOP_BY_HOP = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"proxy-authorization", b"host"))
 _MAX_LENGTH_DIGITS = 18
 _MAX_INTERIM_ANSWERS = 32
@@ -179,6 +183,8 @@ class HttpSession:
         self._source = Source(client, first)
         self._target: Source | None = None
         self._target_name = ("", 0)
+        self._body: asyncio.Task[None] | None = None
+        """Copies the body of the request in hand."""
 
     async def serve(self) -> None:
         try:
@@ -188,6 +194,8 @@ class HttpSession:
             with contextlib.suppress(OSError):
                 await self._answer(400, "Bad Request", str(err))
         finally:
+            if self._body is not None:
+                self._body.cancel()
             self._drop_target()
 
     def _drop_target(self) -> None:
@@ -262,11 +270,22 @@ class HttpSession:
             await self._answer(502, "Bad Gateway", "the target closed the connection without an answer")
             return False
         is_client_open = version == b"HTTP/1.1" and b"close" not in _connection_tokens(head)
+        is_body_sent = await self._is_body_sent(head)
         try:
-            return await self._return_response(target, response, method, is_client_open)
+            is_open = await self._return_response(target, response, method, is_client_open and is_body_sent)
         except BadMessage as err:
             await self._answer(502, "Bad Gateway", f"the target's answer is not HTTP: {err}")
             return False
+        if not is_body_sent and self._body is not None and b"100-continue" not in head.tokens(b"expect"):
+            await asyncio.wait((self._body,), timeout=_LINGER_S)
+        return is_open
+
+    async def _is_body_sent(self, head: Head) -> bool:
+        """False when the target answers before it has the whole body: it refuses it, or goes on reading as it writes.
+        The client has the answer at once then; one that waits for "100 Continue" would wait for ever."""
+        if self._body is not None and not self._body.done():
+            await asyncio.wait((self._body,), timeout=_BODY_LAG_S)
+        return self._body is None or self._body.done()
 
     async def _open_target(self, name: tuple[str, int]) -> Source | None:
         if self._target is not None and self._target_name != name:
@@ -281,27 +300,19 @@ class HttpSession:
 
     async def _exchange(self, target: Source, request: bytes, framing: int) -> bytes:
         """Send the request and its body; returns the head of the first answer, b"" when there is none."""
-        if not framing:
-            try:
+        self._body = None
+        try:
+            if not framing:
                 await target.stream.write(request)
                 return await target.read_head()
-            except (ConnectionError, BadMessage):
-                return b""
-        body = self._server.spawn(self._send_body(target, request, framing))
-        try:
+            self._body = self._server.spawn(self._send_body(target, request, framing))
             while True:
                 raw = await target.read_head()
                 if raw[9:12] != b"100":
-                    break
+                    return raw
                 await self._client.write(raw + b"\r\n\r\n")
-            if raw and not body.done():
-                await asyncio.wait((body,), timeout=_IDLE_S)
-            return raw
         except (ConnectionError, BadMessage):
             return b""
-        finally:
-            if not body.done():
-                body.cancel()
 
     async def _send_body(self, target: Source, request: bytes, framing: int) -> None:
         try:

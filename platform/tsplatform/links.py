@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import sys
@@ -32,6 +33,8 @@ OWN_INTERFACE_PREFIXES = ("tsd", "tailscale")
 
 _PROC = Path("/proc/net")
 _NO_GATEWAY_MASK = "00000000"
+_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
+"""This process lacks something for looking; the links are as they were."""
 
 
 class LinkWatcher:
@@ -46,8 +49,12 @@ class LinkWatcher:
         self._assume_up = assume_up
         self._state = self._read()
 
-    def _read(self) -> LinkState:
-        state = self._source()
+    def _read(self, last: LinkState | None = None) -> LinkState:
+        try:
+            state = self._source()
+        except OSError as err:
+            log.warning("links cannot be looked at, so what was seen last counts: %s", err.strerror)
+            state = last if last is not None else LinkState()
         return replace(state, is_up=True) if self._assume_up else state
 
     def state(self) -> LinkState:
@@ -56,7 +63,7 @@ class LinkWatcher:
 
     def refresh(self) -> LinkState:
         """Look now."""
-        self._state = self._read()
+        self._state = self._read(self._state)
         return self._state
 
     async def changes(self) -> AsyncIterator[LinkState]:
@@ -114,7 +121,8 @@ def _listen(loop: asyncio.AbstractEventLoop, on_change: Callable[[], None]) -> C
 
 
 def read_state(own: str = "") -> LinkState:
-    """The host's links now; never raises (a host that tells nothing is up and has no addresses)."""
+    """The host's links now; a host that tells nothing is up and has no addresses. Raises OSError only where this
+    process has no file or memory left for looking."""
     if not sys.platform.startswith("linux"):
         return _read_portable()
     try:
@@ -127,6 +135,8 @@ def read_state(own: str = "") -> LinkState:
                 found.setdefault(link.name, []).append(ip_network(address.ip))
                 networks.add(ip_network((address.ip, address.prefix_length), strict=False))
     except OSError as err:
+        if err.errno in _SHORTAGES:
+            raise
         log.info("interfaces cannot be read by netlink: %s", err.strerror)
         return _read_portable()
     (default_v4, gateway), default_v6 = default_route_v4(own=own), default_interface_v6(own=own)
@@ -175,7 +185,9 @@ def default_interface_v6(path: Path = _PROC / "ipv6_route", own: str = "") -> st
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:
+    except OSError as err:
+        if err.errno in _SHORTAGES:
+            raise
         return []
 
 

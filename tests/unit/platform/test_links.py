@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -165,3 +166,16 @@ asyncio.run(asyncio.wait_for(main(), 8))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=20)
     assert out.stdout.split("\n")[:2] == ["False", "192.0.2.7/32 True"], out.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and netlink")
+def test_a_process_without_free_files_does_not_take_the_network_for_down(caplog: pytest.LogCaptureFixture) -> None:
+    watcher = LinkWatcher()
+    before = watcher.state()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        after = watcher.refresh()
+    assert after == before
+    assert "what was seen last counts" in caplog.text

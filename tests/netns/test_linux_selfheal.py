@@ -68,6 +68,27 @@ def test_flushed_firewalls_are_back(net: RouterLab, backend: str) -> None:
         _healed_s(net, line, whole)
 
 
+def test_f03_a_chain_that_iptables_cannot_read_is_said_and_left_alone(net: RouterLab) -> None:
+    """A rule of nft before our jump: nobody can tell what is in the chain, so nothing is written into it any more."""
+    run, name = net.lab.run, net.r.namespace
+    net.r.call("set", "--netfilter-backend=iptables-nft")
+    theirs = ["rule", "ip", "filter", "INPUT", "numgen", "inc", "mod", "3", "0", "accept"]
+    try:
+        run(name, "nft", "add", *theirs)  # after it: our jump is still seen
+        wait_for(lambda: _quiet(net), 15, "a firewall that rests")
+        assert "cannot be told" not in _health(net)
+        run(name, "nft", "insert", *theirs)
+        wait_for(lambda: "cannot read what nft wrote into INPUT" in _health(net), 20, "what cannot be told")
+        run(name, "nft", "add", "chain", "ip", "filter", "another")  # something to hear of
+        time.sleep(2)
+        assert run(name, "nft", "list", "chain", "ip", "filter", "INPUT").count("jump tsd-input") == 1
+        assert who_am_i(net.c.namespace, LAN_HOST[4]) == ROUTER[4]
+    finally:
+        run(name, "nft", "flush", "chain", "ip", "filter", "INPUT")
+    wait_for(lambda: "cannot be told" not in _health(net), 20, "silence")
+    wait_for(lambda: "-A INPUT -m comment" in run(name, "iptables-nft-save", "-t", "filter"), 20, "our jump again")
+
+
 def _quiet(net: RouterLab) -> bool:
     before = _state(net)
     time.sleep(0.5)

@@ -14,9 +14,10 @@ from tsplatform.linux.hostnames import HostNames
 from tsplatform.linux.journal import Scope, UndoJournal
 from tsplatform.linux.netfilter import choose as choosing
 from tsplatform.linux.netfilter.choose import HostFirewall, HostLook, choose
-from tsplatform.linux.netfilter.iptables import IptablesChains, arguments, ours
+from tsplatform.linux.netfilter.iptables import IptablesChains, arguments
 from tsplatform.linux.netfilter.nft import NftTable, canonical, commands_for
 from tsplatform.linux.netfilter.rules import NODIVERT, OFF, ON, FirewallWishes, rules_of
+from tsplatform.linux.netfilter.saved import ours
 from tsplatform.linux.netfilter.watch import parse_events
 
 NAMES = HostNames("tsd0")
@@ -135,6 +136,10 @@ def test_iptables_says_the_same() -> None:
     } <= texts
 
 
+BUILTIN = ("INPUT", "FORWARD", "POSTROUTING", "PREROUTING", "OUTPUT")
+BAD = "what only nft can read"
+
+
 class FakeIptables:
     """Tables of both families as `iptables-restore --noflush` would leave them."""
 
@@ -143,6 +148,8 @@ class FakeIptables:
         self.refuses = "nothing"
         self.unlisted: dict[str, HullError] = {}
         self.mixed = ""
+        self.hides: set[str] = set()
+        """Chains in which nothing of ours is ever found."""
 
     def __call__(self, words: Sequence[str], text: str) -> str:
         family = "6" if words[0].startswith("ip6") else "4"
@@ -152,12 +159,14 @@ class FakeIptables:
             if self.mixed.startswith("Parsing"):
                 raise HullError("firewall: iptables-nft-save", self.mixed)
             return self.mixed or self._save(family, words[-1])
+        if words[1:2] == ["--wait"]:
+            return self._one(self.tables.get(family + words[4], {}), words[5:])
         if words[3:4] == ["-S"]:
             return self._list_chain(self.tables.get(family + words[2], {}), words[4])
         if self.refuses in words[0] + text:
             raise HullError(f"firewall: {words[0]}", "refused")
         lines = text.splitlines()
-        chains = self.tables.setdefault(family + lines[0][1:], {"INPUT": [], "FORWARD": [], "POSTROUTING": []})
+        chains = self.tables.setdefault(family + lines[0][1:], {name: [] for name in BUILTIN})
         for line in lines[1:-1]:
             self._do(chains, line)
         return ""
@@ -165,15 +174,34 @@ class FakeIptables:
     def _save(self, family: str, table: str) -> str:
         out = []
         for name, chains in self.tables.items():
+            if name == family + table and (self.hides & set(chains) or any(BAD in rules for rules in chains.values())):
+                return f"# Table `{table}' is incompatible, use 'nft' tool."
             if name == family + table:
                 out += [f"*{name[1:]}", *(f":{chain} - [0:0]" for chain in chains)]
                 out += [rule for rules in chains.values() for rule in rules] + ["COMMIT"]
         return "\n".join(out)
 
     def _list_chain(self, chains: dict[str, list[str]], name: str) -> str:
-        if name not in chains:
+        if name not in chains or BAD in chains[name] or name in self.hides:
             raise HullError("firewall: iptables-nft", f"chain `{name}' in table `filter' is incompatible")
         return "\n".join([f"-P {name} ACCEPT" if name.isupper() else f"-N {name}", *chains[name]])
+
+    def _one(self, chains: dict[str, list[str]], words: Sequence[str]) -> str:
+        """`-C` and `-D` find what stands before a rule that cannot be read."""
+        verb, name, *rest = words
+        if verb == "-X":
+            if name not in chains or any(rule.endswith(f" {name}") for rules in chains.values() for rule in rules):
+                raise HullError("firewall: iptables-nft", "CHAIN_DEL failed")
+            del chains[name]
+            return ""
+        for rule in chains.get(name, []) or ([BAD] if name in self.hides else []):
+            if rule == BAD or name in self.hides:
+                raise HullError("firewall: iptables-nft", "Parsing nftables rule failed")
+            if rule == f"-A {name} {' '.join(rest)}":
+                if verb == "-D":
+                    chains[name].remove(rule)
+                return ""
+        raise HullError("firewall: iptables-nft", "Bad rule (does a matching rule exist in that chain?).")
 
     def _do(self, chains: dict[str, list[str]], line: str) -> None:
         if line.startswith(":"):
@@ -207,8 +235,7 @@ def test_iptables_modes_leave_the_admins_jumps_alone() -> None:
     chains.remove()
     assert fake.tables["4filter"] == {
         "INPUT": ["-A INPUT -j tsd-input"],
-        "FORWARD": [],
-        "POSTROUTING": [],
+        **{name: [] for name in BUILTIN[1:]},
         "tsd-input": [],
     }
     assert "tsd-input" not in fake.tables["6filter"]
@@ -283,6 +310,85 @@ def test_iptables_finds_its_own_in_a_table_that_it_cannot_read_as_a_whole(said: 
     assert json.dumps(fake.tables) == whole
     later.remove()
     assert "tsd" not in json.dumps(fake.tables)
+
+
+@pytest.mark.parametrize("theirs", ["-s 192.0.2.1/32 -m comment --comment tsd -j tsd-input", "-j tsd-input"])
+def test_a_rule_of_an_admin_that_looks_like_our_jump_hides_nothing(theirs: str) -> None:
+    fake = FakeIptables()
+    chains = IptablesChains(NAMES, "iptables-nft", fake)
+    fake.tables["4filter"] = {name: [] for name in BUILTIN} | {"tsd-input": []}
+    fake.tables["4filter"]["INPUT"].append(f"-A INPUT {theirs}")
+    chains.apply(FULL)
+    assert fake.tables["4filter"]["INPUT"] == [f"-A INPUT {JUMP}", f"-A INPUT {theirs}"]
+    assert not chains.apply(FULL)
+    fake.tables["4filter"]["INPUT"].pop(0)
+    assert chains.apply(FULL)
+    chains.remove()
+    assert fake.tables["4filter"]["INPUT"] == [f"-A INPUT {theirs}"] and fake.tables["4filter"]["tsd-input"] == []
+
+
+def test_what_is_missing_after_it_was_written_is_counted_chain_by_chain() -> None:
+    """One rule too many here is not one too few there."""
+    fake = FakeIptables()
+
+    class Meddler(IptablesChains):
+        def _listed(self, version: int) -> dict[str, list[str]]:
+            found = super()._listed(version)
+            if self.meddles:
+                fake.tables["4filter"]["tsd-input"].append("-A tsd-input -j DROP")
+                fake.tables["4filter"]["tsd-forward"].pop()
+                self.meddles = False
+                return super()._listed(version)
+            return found
+
+        meddles = False
+
+    chains = Meddler(NAMES, "iptables-nft", fake)
+    chains.apply(FULL)
+    whole = json.dumps(fake.tables)
+    chains.meddles = True
+    chains.apply(FirewallWishes(ON, True, True, True, (41642,)))
+    chains.apply(FirewallWishes(ON, True, True, True, (41642,)))
+    assert json.dumps(fake.tables) == whole.replace("41641", "41642")
+
+
+JUMP = "-m comment --comment tsd -j tsd-input"
+
+
+def test_f03_a_chain_that_cannot_be_read_is_neither_empty_nor_in_order() -> None:
+    fake = FakeIptables()
+    chains = IptablesChains(NAMES, "iptables-nft", fake)
+    fake.tables["4filter"] = {name: [] for name in BUILTIN}
+    builtin = fake.tables["4filter"]["INPUT"]
+    builtin.append(BAD)
+    chains.apply(FULL)
+    assert builtin == [f"-A INPUT {JUMP}", BAD] and chains.trouble == "", "it is seen where it stands first"
+    builtin[:] = [BAD, *builtin]
+    for _ in range(3):
+        assert not chains.apply(FULL)
+        chains.reconsider()
+    assert builtin.count(f"-A INPUT {JUMP}") == 1, "not written again and again"
+    assert "cannot read what nft wrote into INPUT;" in chains.trouble
+    chains.apply(FirewallWishes(ON))
+    assert builtin.count(f"-A INPUT {JUMP}") <= 2
+    builtin[:] = []
+    assert chains.apply(FirewallWishes(ON)), "what can be read again is looked at"
+    assert builtin == [f"-A INPUT {JUMP}"] and chains.trouble == ""
+    builtin.append(BAD)
+    chains.remove()
+    assert builtin == [BAD] and "tsd-input" not in fake.tables["4filter"]
+
+
+def test_a_jump_in_a_chain_that_cannot_be_read_is_written_once() -> None:
+    fake = FakeIptables()
+    chains = IptablesChains(NAMES, "iptables-nft", fake)
+    fake.hides = {"INPUT"}
+    chains.apply(FULL)
+    for port in range(5):
+        chains.apply(FirewallWishes(ON, udp_ports=(port,)))
+    assert fake.tables["4filter"]["INPUT"].count(f"-A INPUT {JUMP}") == 1 and "INPUT" in chains.trouble
+    chains.apply(FirewallWishes(NODIVERT))
+    assert chains.trouble == ""
 
 
 @pytest.mark.parametrize("table", ["4filter", "4nat", "4mangle"])

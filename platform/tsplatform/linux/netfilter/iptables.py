@@ -28,6 +28,21 @@ from tsplatform.linux.netfilter.rules import (
     rules_of,
 )
 from tsplatform.linux.netfilter.run import NO_PROGRAM, Run, run_program
+from tsplatform.linux.netfilter.saved import (
+    Saved,
+    completed,
+    counted,
+    dropped,
+    followers,
+    hooked,
+    is_jump,
+    is_same,
+    jump,
+    ours,
+    unhooked,
+    unknown,
+    unreadable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +61,9 @@ _ABSENT = ("does not exist", "not supported by protocol")
 _MIXED = ("is incompatible", "Parsing nftables rule failed", "needs to be upgraded")
 """How iptables-nft says that there are rules of nft which it cannot read."""
 _NO_CHAIN = ("does not exist", "No chain")
-_LABEL = "-m comment --comment tsd"
-
-Saved = dict[str, list[str]]
-"""The lines of `iptables-save` that are about our chains, by table."""
+_NO_RULE = "does a matching rule exist"
+_NO_IPV6 = "IPv6 firewall rules are off"
+_MOST_DUPLICATES = 4
 
 
 class IptablesChains:
@@ -62,10 +76,27 @@ class IptablesChains:
         self._run = run
         self._applied = FirewallWishes()
         self._listing: dict[int, Saved] = {}
-        self.trouble = ""
+        self._missing = ""
+        self._hidden: set[str] = set()
+        """Builtin chains that could not be read at the last look."""
+        self._placed: set[tuple[int, str]] = set()
+        """Families and builtin chains with a jump of ours: in one that cannot be read it is taken to be there still."""
         self._must_lead = False
         self._was_short = False
         """The last write could not be seen whole afterwards."""
+
+    @property
+    def trouble(self) -> str:
+        return "; ".join(filter(None, (self._missing, self._not_known())))
+
+    def _not_known(self) -> str:
+        """Rules that may not be in force."""
+        if not self._hidden or self._applied.mode != ON:
+            return ""
+        return (
+            f"whether our firewall rules are in force cannot be told: {self.backend} cannot read what nft wrote into"
+            f" {' and '.join(sorted(self._hidden))}; tsctl set --netfilter-backend=nft takes a table of our own"
+        )
 
     def reconsider(self) -> None:
         """Rules that others put before our jumps since may drop what we accept."""
@@ -78,17 +109,19 @@ class IptablesChains:
         was_ours = wishes == self._applied and bool(self._listing)
         if was_ours and not self._is_overtaken() and self._is_there():
             return False
-        self.trouble = ""
+        self._missing = ""
         wanted = {4: self._write(4, wishes)}
         try:
             wanted[6] = self._write(6, wishes)
         except HullError as err:
-            self.trouble = f"IPv6 firewall rules are off, because {err.reason}"
+            self._missing = f"{_NO_IPV6}, because {err.reason}"
         listing = {version: self._listed(version) for version in self._families()}
         # Somebody may have undone some of it already: then the next look writes it again. Once: it may be unreadable.
-        is_short = any(self._count(listing[version]) < count for version, count in wanted.items())
+        is_short = any(not self._is_whole(listing[version], lines) for version, lines in wanted.items())
         self._was_short = is_short and not self._was_short
-        self._listing = {} if self._was_short else listing
+        self._hidden = _unknown_in(listing)
+        whole = {version: self._completed(saved, wanted[version]) for version, saved in listing.items()}
+        self._listing = {} if self._was_short else whole
         self._applied, self._must_lead = wishes, False
         log.info("firewall: chains %s-* of %s written (%s)", self._prefix, self.backend, mode_text(wishes.mode))
         if self.trouble:
@@ -99,7 +132,9 @@ class IptablesChains:
         return was_ours
 
     def _is_there(self) -> bool:
-        return all(self._listed(version) == listing for version, listing in self._listing.items())
+        now = {version: self._listed(version) for version in self._listing}
+        self._hidden = _unknown_in(now)
+        return all(is_same(now[version], listing) for version, listing in self._listing.items())
 
     def _is_overtaken(self) -> bool:
         if not self._must_lead or self._applied.mode != ON:
@@ -108,11 +143,14 @@ class IptablesChains:
 
     def remove(self) -> None:
         """Idempotent; programs that are not there have nothing to remove."""
-        self._applied, self._listing, self.trouble = FirewallWishes(), {}, ""
+        self._applied, self._listing, self._missing = FirewallWishes(), {}, ""
+        self._placed.clear()
         for version in (4, 6):
             saved = self._listed(version)
             for table, lines in saved.items():
-                self._restore(version, table, [*_unhooked(lines, set()), *_dropped(lines, set())])
+                self._unhook_unseen(version, table, unknown(lines))
+                self._restore(version, table, [*unhooked(lines, set()), *dropped(lines, set())])
+                self._drop_unseen(version, table, unknown(lines))
 
     def hints(self) -> list[str]:
         """The lines that wire our chains in mode nodivert."""
@@ -136,7 +174,7 @@ class IptablesChains:
         return base + action
 
     def _families(self) -> tuple[int, ...]:
-        return (4,) if self.trouble.startswith("IPv6 firewall") else (4, 6)
+        return (4,) if self._missing.startswith(_NO_IPV6) else (4, 6)
 
     def _listed(self, version: int) -> Saved:
         return ours(self._save(version), self._prefix)
@@ -158,7 +196,10 @@ class IptablesChains:
         return "\n".join(found)
 
     def _save_chains(self, version: int, table: str) -> str:
-        """A table with a chain that iptables cannot read is not listed as a whole, but its other chains are."""
+        """A table with a chain that iptables cannot read is not listed as a whole, but its other chains are.
+
+        Of a builtin chain that cannot be read our jump may be seen nevertheless, if it stands before what cannot be.
+        """
         lines = [f"*{table}"]
         for chain in [chain for chain in TABLE_OF if TABLE_OF[chain] == table]:
             for name in (chain.upper(), self._name(chain)):
@@ -167,52 +208,107 @@ class IptablesChains:
                 except HullError as err:
                     if not _says(err.reason, *_NO_CHAIN, *_MIXED):
                         raise
+                    if name.isupper() and not _says(err.reason, *_NO_CHAIN):
+                        lines += self._probed(version, table, chain)
                     continue
                 lines += [re.sub(r"^-N (\S+)", r":\1 - [0:0]", line) for line in listed.splitlines()]
         return "\n".join(lines)
 
+    def _probed(self, version: int, table: str, chain: Chain) -> list[str]:
+        """Our jump if it is there, or the line of a chain that cannot be read."""
+        mine = jump(chain.upper(), self._name(chain))
+        said = self._try(version, table, f"-C {mine}")
+        if not said:
+            return [f"-A {mine}"]
+        return [] if _says(said, _NO_RULE, *_NO_CHAIN) else [unreadable(chain.upper())]
+
+    def _try(self, version: int, table: str, line: str) -> str:
+        """Why not, or "" when it was done."""
+        try:
+            self._run([self._program(version), "--wait", _WAIT_S, "-t", table, *line.split()], "")
+        except HullError as err:
+            return err.reason
+        return ""
+
+    # --- chains that cannot be read
+
+    def _unhook_unseen(self, version: int, table: str, builtins: set[str]) -> None:
+        for name in builtins:
+            line = f"-D {jump(name, f'{self._prefix}-{name.lower()}')}"
+            for _ in range(_MOST_DUPLICATES):
+                if self._try(version, table, line):
+                    break
+            self._placed.discard((version, name))
+
+    def _drop_unseen(self, version: int, table: str, builtins: set[str]) -> None:
+        for name in builtins:
+            self._try(version, table, f"-X {self._prefix}-{name.lower()}")
+
     # --- writing
 
-    def _count(self, listing: Saved) -> int:
-        """Rules of our chains, and our jumps to them."""
-        mine = f"-A {self._prefix}-"
-        lines = [line for table in listing.values() for line in table]
-        return sum(line.startswith(mine) or (line.startswith("-A") and _LABEL in line) for line in lines)
+    def _is_whole(self, listing: Saved, wanted: dict[str, list[str]]) -> bool:
+        """Whether all that was written is seen, but for what cannot be."""
+        for table, lines in wanted.items():
+            present = listing.get(table, [])
+            hidden = unknown(present)
+            found = counted(present, self._prefix)
+            for what, count in counted(lines, self._prefix).items():
+                if found[what] != count and hidden.isdisjoint(what.split()[1:2]):
+                    return False
+        return True
 
-    def _write(self, version: int, wishes: FirewallWishes) -> int:
-        """How many rules and jumps of ours are there now."""
-        count = 0
+    @staticmethod
+    def _completed(saved: Saved, wanted: dict[str, list[str]]) -> Saved:
+        jumps = {table: list(filter(is_jump, lines)) for table, lines in wanted.items()}
+        return {table: completed(lines, jumps.get(table, ())) for table, lines in saved.items()}
+
+    def _write(self, version: int, wishes: FirewallWishes) -> dict[str, list[str]]:
+        """Rules and jumps of ours that are there now, by table."""
+        wanted: dict[str, list[str]] = {}
         text = self._save(version)
         saved, displaced = ours(text, self._prefix), followers(text, self._prefix) if self._must_lead else set()
         rules = [rule for rule in rules_of(self._names, wishes) if version == 4 or not rule.is_v4_only]
         for table in TABLES:
             chains = [c for c in _chains(wishes.mode) if TABLE_OF[c] == table]
-            hooked = {self._name(chain) for chain in chains} if wishes.mode == ON else set()
-            lines = self._table(chains, rules, saved.get(table, []), hooked, displaced)
+            jumps = {self._name(chain): jump(chain.upper(), self._name(chain)) for chain in chains if wishes.mode == ON}
+            self._unhook_unseen(
+                version, table, unknown(saved.get(table, [])) - {line.split()[0] for line in jumps.values()}
+            )
+            lines = self._table(version, chains, rules, saved.get(table, []), jumps, displaced)
             try:
-                if lines:
-                    self._restore(version, table, lines)
-                count += len(hooked) + sum(line.startswith(f"-A {self._prefix}-") for line in lines)
+                self._restore(version, table, lines)
+                wanted[table] = [*lines, *(f"-A {line}" for line in jumps.values())]
             except HullError as err:
                 if table == "filter":
                     raise
-                self.trouble = f"IPv{version} rules of the table {table} are missing, because {err.reason}"
-        return count
+                self._missing = f"IPv{version} rules of the table {table} are missing, because {err.reason}"
+        return wanted
 
     def _table(
-        self, chains: list[Chain], rules: list[Rule], saved: list[str], hooked: set[str], displaced: set[str]
+        self,
+        version: int,
+        chains: list[Chain],
+        rules: list[Rule],
+        saved: list[str],
+        jumps: dict[str, str],
+        displaced: set[str],
     ) -> list[str]:
         names = {self._name(chain) for chain in chains}
         lines = [f":{name} - [0:0]" for name in sorted(names)]
         lines += [f"-A {self._name(r.chain)} {arguments(r)}" for r in rules if self._name(r.chain) in names]
-        present = {line.split()[-1] for line in _hooks(saved) if _LABEL in line} - displaced
-        lines += _unhooked(saved, hooked - displaced)
-        for chain in chains:
-            if self._name(chain) in hooked - present:
-                lines.append(f"-I {chain.upper()} 1 {_LABEL} -j {self._name(chain)}")
-        return lines + _dropped(saved, names)
+        present = hooked(saved) - displaced
+        lines += unhooked(saved, set(jumps) - displaced)
+        for name, line in jumps.items():
+            builtin = line.split()[0]
+            is_taken_to_be_there = builtin in unknown(saved) and (version, builtin) in self._placed
+            if name not in present and not is_taken_to_be_there:
+                lines.append(f"-I {builtin} 1 {line.partition(' ')[2]}")
+            self._placed.add((version, builtin))
+        return lines + dropped(saved, names)
 
     def _restore(self, version: int, table: str, lines: list[str]) -> None:
+        if not lines:
+            return
         text = "\n".join([f"*{table}", *lines, "COMMIT", ""])
         self._run([self._program(version, "-restore"), "--noflush", "--wait", _WAIT_S], text)
 
@@ -221,58 +317,12 @@ def _says(text: str, *wanted: str) -> bool:
     return any(words in text for words in wanted)
 
 
+def _unknown_in(listing: dict[int, Saved]) -> set[str]:
+    return {name for saved in listing.values() for lines in saved.values() for name in unknown(lines)}
+
+
 def _chains(mode: int) -> tuple[Chain, ...]:
     return (*FILTER_CHAINS, *MARK_CHAINS) if mode == ON else FILTER_CHAINS
-
-
-def ours(save: str, prefix: str) -> Saved:
-    """What of `iptables-save` is about the chains `prefix`-*, without counters."""
-    about = re.compile(rf"(?:^:| ){re.escape(prefix)}-(?:input|forward|postrouting|prerouting|output)\b")
-    found: Saved = {}
-    table = ""
-    for line in save.splitlines():
-        if line.startswith("*"):
-            table = line[1:].strip()
-        elif about.search(line):
-            found.setdefault(table, []).append(line.partition(" [")[0] if line.startswith(":") else line)
-    return found
-
-
-def followers(save: str, prefix: str) -> set[str]:
-    """Chains of ours whose jump is not the first rule of its chain."""
-    seen: set[tuple[str, str]] = set()
-    found: set[str] = set()
-    table = ""
-    for line in save.splitlines():
-        table = line[1:] if line.startswith("*") else table
-        if line.startswith("-A "):
-            place = (table, line.split()[1])
-            if _LABEL in line and line.split()[-1].startswith(f"{prefix}-") and place in seen:
-                found.add(line.split()[-1])
-            seen.add(place)
-    return found
-
-
-def _own_chains(lines: list[str]) -> list[str]:
-    return [line[1:].split()[0] for line in lines if line.startswith(":")]
-
-
-def _hooks(lines: list[str]) -> list[str]:
-    """Rules of other chains that lead to ours."""
-    own = set(_own_chains(lines))
-    return [line for line in lines if line.startswith("-A ") and line.split()[1] not in own]
-
-
-def _unhooked(lines: list[str], keep: set[str]) -> list[str]:
-    """Delete our own jumps, but for those to `keep`."""
-    return [f"-D{line[2:]}" for line in _hooks(lines) if _LABEL in line and line.split()[-1] not in keep]
-
-
-def _dropped(lines: list[str], keep: set[str]) -> list[str]:
-    """Delete chains of ours that are not wanted any more; where somebody else's rule leads, only what is in them."""
-    gone = [name for name in _own_chains(lines) if name not in keep]
-    wired = {line.split()[-1] for line in _hooks(lines) if _LABEL not in line}
-    return [*(f"-F {name}" for name in gone), *(f"-X {name}" for name in gone if name not in wired)]
 
 
 # --- the rules

@@ -35,7 +35,7 @@ LOOK_S, LEGACY_LOOK_S = 3.0, 0.5
 FIGHT_REPAIRS, FIGHT_S = 6, 60.0
 """More repairs than this in that time are called a fight."""
 SLOW_REPAIRS, SLOW_S = 10, 8.0
-"""And after these they are made less often."""
+"""And after these they are made less often, until there is none in that time."""
 FOREIGN_AFTER_S, FOREIGN_PACE_S, FOREIGN_REST_FACTOR = 0.5, 2.0, 50.0
 """Reading all rules of a large host takes seconds: then it is done seldom."""
 
@@ -111,7 +111,9 @@ class Caretaker:
 
     def _tell_fight(self, now: float) -> None:
         recent = [what for at, what in self._repairs if now - at < FIGHT_S]
-        self._routing.is_slowed = len([at for at, _ in self._repairs if now - at < SLOW_S]) == SLOW_REPAIRS
+        just_now = [at for at, _ in self._repairs if now - at < SLOW_S]
+        # Slowed repairs are few: it stays so until there are none.
+        self._routing.is_slowed = len(just_now) == SLOW_REPAIRS or (self._routing.is_slowed and bool(just_now))
         by = self._culprit or "another program"
         kinds = dict.fromkeys(kind for what in recent for kind in what)
         self._report("routing-fight", f"{by} removes {', '.join(kinds)}" if len(recent) >= FIGHT_REPAIRS else "")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import subprocess
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from tsd.base.errors import HullError
@@ -19,7 +20,7 @@ TOOL_S = 10.0
 UNDO_NAME = "names.undo"
 
 
-class Record:
+class Record(ABC):
     """What the managers by either program called resolvconf share: a record of ours, noted before it is made."""
 
     mode: Mode
@@ -44,12 +45,13 @@ class Record:
     def rival(self) -> str:
         return ""
 
+    @abstractmethod
     async def _make(self, wanted: OsDns) -> None:
         """The record. Raises `HullError`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _undo(self) -> None:
-        raise NotImplementedError
+        """Take it away again. Raises `HullError`."""
 
     def _servers(self) -> list[str]:
         """Of the file that is made of the records."""

@@ -4,6 +4,10 @@ Each room raises the leaf that says whose fault it was; nobody wraps an error tw
 OS and library exceptions are translated once, in `tsd.transport` and `tsplatform`.
 """
 
+import os
+
+_WITHOUT_REASON = ("Connect call failed", "[Errno")
+
 
 class TsdError(Exception):
     """Root of every error that tsd raises on purpose."""
@@ -56,5 +60,8 @@ class HullError(TsdError):
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, in words for people: without Python's `[Errno 111]`."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    """What went wrong, in words for people: without Python's `[Errno 111]` and asyncio's "Connect call failed (…)"."""
+    if not isinstance(error, OSError):
+        return str(error)
+    text = error.strerror or str(error)
+    return os.strerror(error.errno) if error.errno and text.startswith(_WITHOUT_REASON) else text

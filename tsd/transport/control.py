@@ -275,7 +275,10 @@ class ControlClient:
         try:
             keys = handshake.finish(frame)
         except ProtocolError as err:
-            raise HandshakeRefused(f"{err} (Noise)") from None
+            raise HandshakeRefused(
+                f"the server does not have the key that it names under /key, or something on the way changes its"
+                f" answers: {err} (Noise)"
+            ) from None
         log.debug(fields("control connection up", host=self.server.host, server_key=key.short()))
         return NoiseStream(*connection, keys, leftover=leftover, expects_early_payload=True)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tsd.base.addr import IPAddress, parse_ip
 from tsd.base.clock import Clock
 from tsd.base.entropy import Entropy
-from tsd.base.errors import ConfigError, ControlError, DecodeError, TsdError
+from tsd.base.errors import ConfigError, ControlError, DecodeError, TsdError, reason_of
 from tsd.base.keys import NodePrivate
 from tsd.tailcfg.derpmap import DERPNode
 from tsd.transport.dial import open_tunnel
@@ -153,6 +153,4 @@ def literal_ip(text: str) -> IPAddress | None:
 def text_of(err: BaseException) -> str:
     if isinstance(err, TimeoutError):
         return "timed out"
-    if isinstance(err, OSError) and err.strerror:
-        return err.strerror
-    return str(err) or type(err).__name__
+    return (reason_of(err) if isinstance(err, Exception) else "") or type(err).__name__

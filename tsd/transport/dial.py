@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from tsd.base.clock import Clock, SystemClock
-from tsd.base.errors import ControlError
+from tsd.base.errors import ControlError, reason_of
 from tsd.transport.host import Resolve, resolve_host
 from tsd.transport.proxy_env import Proxy
 
@@ -83,8 +83,7 @@ class HostDial:
         except TimeoutError:
             raise ControlError(f"cannot resolve {what}{host}: no answer in {DNS_TIMEOUT_S:.0f} s (DNS)") from None
         except (OSError, ValueError) as err:
-            reason = getattr(err, "strerror", None) or str(err)
-            raise ControlError(f"cannot resolve {what}{host}: {reason} (DNS)") from None
+            raise ControlError(f"cannot resolve {what}{host}: {reason_of(err)} (DNS)") from None
         families = {4: socket.AF_INET, 6: socket.AF_INET6}
         addresses = _interleave([(families[ip.version], (str(ip), port)) for ip in found])
         try:
@@ -163,7 +162,7 @@ def via(host: str, port: int, proxy: Proxy | None) -> str:
 
 
 def _os_reason(err: OSError) -> str:
-    return (err.strerror or str(err) or type(err).__name__).lower()
+    return (reason_of(err) or type(err).__name__).lower()
 
 
 Address = tuple[int, tuple[object, ...]]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import h11
 from msgspec import Struct
 
-from tsd.base.errors import ControlError
+from tsd.base.errors import ControlError, reason_of
 from tsd.transport.dial import Connection
 
 Headers = Sequence[tuple[str, str]]
@@ -106,6 +106,8 @@ async def _next_event(client: h11.Connection, reader: object) -> object:
         try:
             event = client.next_event()
         except h11.RemoteProtocolError as err:
+            if client.trailing_data == (b"", True):
+                raise ControlError("the server closed the connection without an answer (HTTP)") from None
             raise ControlError(f"the server does not speak HTTP: {err} (HTTP)") from None
         if event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
             raise ControlError("the server closed the connection without an answer (HTTP)")
@@ -114,6 +116,6 @@ async def _next_event(client: h11.Connection, reader: object) -> object:
         try:
             client.receive_data(await reader.read(READ_BYTES))  # type: ignore[attr-defined]
         except OSError as err:
-            raise ControlError(f"connection lost while waiting for an answer: {err.strerror or err} (HTTP)") from None
+            raise ControlError(f"connection lost while waiting for an answer: {reason_of(err)} (HTTP)") from None
         except h11.RemoteProtocolError as err:
             raise ControlError(f"the server closed the connection without an answer: {err} (HTTP)") from None

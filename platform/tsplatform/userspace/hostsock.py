@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from tsd.base.addr import AddrPort, IPAddress, parse_ip
+from tsd.base.errors import reason_of
 from tsd.hull import Stream, StreamHandler
 from tsplatform.userspace.bridge import reset_socket
 from tsplatform.userspace.readiness import READABLE, WRITABLE, LoopReadiness, Readiness
@@ -263,5 +264,5 @@ def _listening_socket(host: str, port: int) -> socket.socket:
 
 def error_text(err: BaseException) -> str:
     """One line for a proxy client."""
-    text = getattr(err, "strerror", None) or str(err) or type(err).__name__
+    text = (reason_of(err) if isinstance(err, Exception) else "") or type(err).__name__
     return " ".join(str(text).split())[:200]

@@ -222,6 +222,8 @@ async def test_n17_every_wrong_answer_has_its_own_text() -> None:
     assert len(set(texts.values())) == len(ANSWERS), texts
     assert "https://h/ts2021" in texts["301"]
     assert "web site" in texts["html"]
+    assert texts["nothing"] == "the server closed the connection without an answer (HTTP)"
+    assert texts["garbage"].startswith("the server does not speak HTTP: ")
 
 
 async def test_errors_name_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +238,7 @@ async def test_errors_name_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     for url, layer in (("http://127.0.0.1:1", "(TCP)"), ("http://no-such-host.invalid", "(DNS)")):
         with pytest.raises(ControlError) as caught:
             await client_of(url).fetch_key()
-        assert layer in str(caught.value)
+        assert layer in str(caught.value) and "call failed" not in str(caught.value)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -197,8 +196,6 @@ class Forwarder:
 
 
 def _words(err: OSError | TimeoutError) -> str:
-    if isinstance(err, ConnectionError) and err.errno:
-        return os.strerror(err.errno)  # asyncio's text repeats the address
     return reason_of(err) or "no answer in time"
 
 

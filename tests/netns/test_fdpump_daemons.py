@@ -4,6 +4,7 @@ network, when sends fail, when rules change, and when links go down.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -226,6 +227,43 @@ def test_logout_and_login_again(pair: Pair) -> None:
     wait_for(lambda: _sends_directly(pair), 40, f"direct sends\n{pair.near.tail()}")
 
 
+@contextlib.contextmanager
+def _narrow(pair: Pair, most_bytes: int) -> Iterator[None]:
+    """Every larger datagram vanishes without a word, both ways."""
+    for node in (pair.near, pair.far):
+        for line in (
+            "add table ip narrow",
+            "add chain ip narrow in { type filter hook input priority 0; }",
+            f"add rule ip narrow in udp dport 41641 meta length > {most_bytes} drop",
+        ):
+            pair.lab.run(node.namespace, "nft", line)
+    try:
+        yield
+    finally:
+        for node in (pair.near, pair.far):
+            pair.lab.run(node.namespace, "nft", "delete table ip narrow")
+
+
+def test_f12_a_narrow_path_is_noticed_measured_and_left_for_the_relay(pair: Pair) -> None:
+    """No flag says so: padded pings find out, bulk data goes on, and the flag that would help is named."""
+    near, far = pair.near, pair.far
+    with _narrow(pair, 1200):
+        for node in (far, near):
+            node.stop()
+            node.start()
+        wait_for(
+            lambda: pair.pings("-c", "1", "-W", "1") and "--mtu=1136" in str(near.status()["Health"]),
+            60,
+            f"the warning\n{near.tail()}",
+        )
+        wait_for(lambda: "--mtu=1136" in str(far.status()["Health"]), 60, f"the other's warning\n{far.tail()}")
+        for flags in ((), ("-R",)):
+            moved = pair.iperf("-n", "4M", *flags)["end"]["sum_received"]["bytes"]
+            assert moved > 1 << 20, (flags, moved)
+        found = near.call("doctor", check=False).stdout
+        assert "an MTU black hole. Fix: let ICMP" in found and "--mtu=1136" in found, found
+
+
 def test_f12_a_narrow_path_carries_bulk_data_when_one_side_says_so(pair: Pair) -> None:
     """Every datagram above 1200 bytes vanishes without a word; `--mtu` of one side makes both send less."""
     near = pair.near
@@ -233,19 +271,9 @@ def test_f12_a_narrow_path_carries_bulk_data_when_one_side_says_so(pair: Pair) -
     near.stop()
     near.mtu_bytes = 1100
     near.start()
-    for node in (near, pair.far):
-        for line in (
-            "add table ip narrow",
-            "add chain ip narrow in { type filter hook input priority 0; }",
-            "add rule ip narrow in udp dport 41641 meta length > 1200 drop",
-        ):
-            pair.lab.run(node.namespace, "nft", line)
-    try:
+    with _narrow(pair, 1200):
         pair.wait_for_path("via 10.")
         for flags in ((), ("-R",)):
             moved = pair.iperf("-n", "4M", *flags)["end"]["sum_received"]["bytes"]
             assert moved > 1 << 18, (flags, moved)  # the end of the stream is still in the sender's buffer
         assert "mtu 1100" in pair.lab.run(near.namespace, "ip", "link", "show", "tsd0")
-    finally:
-        for node in (near, pair.far):
-            pair.lab.run(node.namespace, "nft", "delete table ip narrow")

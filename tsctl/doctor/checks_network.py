@@ -113,6 +113,11 @@ def nat(facts: Facts) -> Iterator[Finding]:
 
 
 def paths(facts: Facts) -> Iterator[Finding]:
+    told = str((facts.daemon.warnings.get("path-too-narrow") or {}).get("Text") or "")
+    if told:
+        cause, _, fix = told.partition(". Let ")
+        yield Finding("network", f"{cause}: an MTU black hole", f"let {fix}")
+        return
     if not facts.paths:
         raise Skipped("no peer has a direct path just now" if facts.daemon.answers else "no daemon answers")
     for path in facts.paths:
@@ -134,5 +139,5 @@ CHECKS = (
     Check("relays", "relays answer over TLS", relays, ("no-derp-home", "no-derp-connection", "derp-timed-out")),
     Check("udp", "UDP gets out", udp),
     Check("nat", "the NAT allows direct paths", nat),
-    Check("path-mtu", "full-sized packets arrive", paths),
+    Check("path-mtu", "full-sized packets arrive", paths, ("path-too-narrow",)),
 )

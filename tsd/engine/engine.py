@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +31,11 @@ from tsd.engine.control.c2n_handlers import c2n_handlers
 from tsd.engine.control.pings import ping_response
 from tsd.engine.control.recollection import Recollection
 from tsd.engine.control.session import ControlSession
+from tsd.engine.lock.lock import TailnetLock
 from tsd.engine.names.dialer import Dialer
 from tsd.engine.names.forwarder import Surroundings
 from tsd.engine.names.resolver import Resolver
+from tsd.engine.path.pathmtu import Narrow
 from tsd.engine.path.pings import Pings
 from tsd.engine.path.plane import Plane, PlaneEvents, PlaneOptions
 from tsd.engine.path.portmapping import PortMapping
@@ -107,6 +109,7 @@ class Engine(Views):
         self.disco_private = DiscoPrivate.generate(options.entropy)
         self.recollection = self._new_recollection()
         self.profiles.on_delete = self.recollection.forget
+        self.lock = TailnetLock(self)
         self.tailnet = Tailnet(self)
         self.tailnet.on_told = self.recollection.note
         self.account.now_ns = self.tailnet.keys.now_ns
@@ -182,6 +185,7 @@ class Engine(Views):
             await self.control.logout()
         self.recollection.flush(is_in_sync=self.is_control_connected)
         self.account.close()
+        self.lock.close()
         self._drop_plane()
         self._stamps.save()
         await self.reach.close()
@@ -207,14 +211,12 @@ class Engine(Views):
             environ=self.options.environ,
             dial=self.options.control_dial,
         )
-        persist = prefs.persist
-        lock_key = persist.network_lock_key.public() if persist is not None and persist.network_lock_key else None
         self.control = ControlSession(
             client,
             self,
             report=hostinfo.self_report(self),
             entropy=self.options.entropy,
-            lock_key=lock_key,
+            lock_key=lambda: self.account.lock_key,
             known_node_key=prefs.node_key,
             is_ephemeral=self.account.is_ephemeral,
             c2n_handlers=self.c2n_handlers,
@@ -249,6 +251,7 @@ class Engine(Views):
         self._drop_plane()
         self.recollection.flush()
         self.recollection.leave()
+        self.lock.leave()
         self.tailnet.clear()
         self.control = None
         self.is_control_connected = False
@@ -273,7 +276,17 @@ class Engine(Views):
                 self._raise_plane()
                 self.tailnet.refill()
 
-    def on_map(self, message: MapResponse, is_first: bool) -> None:
+    def on_map(self, message: MapResponse, is_first: bool) -> Awaitable[None] | None:
+        behind = None
+        if is_first or message.tka_info is not None:
+            behind = self.lock.catch_up(message.tka_info, is_first=is_first)
+        if behind is not None:
+            return self._apply_after(behind, message, is_first)
+        self.tailnet.apply(message, is_first)
+        return None
+
+    async def _apply_after(self, behind: Awaitable[None], message: MapResponse, is_first: bool) -> None:
+        await behind
         self.tailnet.apply(message, is_first)
 
     def on_error(self, text: str, is_refusal: bool) -> None:
@@ -322,6 +335,7 @@ class Engine(Views):
             on_relay_health=self._on_relay_health,
             on_session=self._on_session,
             on_handshake_sent=self._stamps.note_used,
+            on_narrow_paths=self._on_narrow_paths,
         )
         self.plane = plane = Plane(node_key, options, self.tailnet.peers, self.reach.sockets, told)
         plane.datapath.intercept = self.pings.intercept
@@ -383,6 +397,11 @@ class Engine(Views):
 
     def _on_relay_map(self, is_usable: bool) -> None:
         self.health.set_if("derp-map-empty", not is_usable)
+
+    def _on_narrow_paths(self, found: dict[int, Narrow]) -> None:
+        peers = [peer.short_name for handle in found if (peer := self.tailnet.peers.by_handle(handle)) is not None]
+        least = min((narrow.mtu_bytes for narrow in found.values()), default=0)
+        self.health.set_if("path-too-narrow", bool(found), peers=", ".join(peers[:8]), mtu=least)
 
     def _on_socket_problem(self, text: str) -> None:
         self._hull.set_ports(self.reach.udp_ports)

@@ -14,6 +14,8 @@ from tsd.base.keys import NodePublic
 from tsd.derp.bundle import SERVICE
 from tsd.tailcfg.node import Node
 
+MTU_SERVICE, USUAL_MTU_BYTES = "tsd-mtu", 1280
+"""A node whose tunnel has another MTU says so in its Hostinfo, so that nobody looks for room that it will not use."""
 _KEY_PREFIX, _DISCO_PREFIX = NodePublic.PREFIX, "discokey:"
 
 
@@ -54,6 +56,12 @@ class Peer:
             hostinfo = self.node.hostinfo
             self._takes_bundles = hostinfo is not None and hostinfo.service_port(SERVICE) == 1
         return self._takes_bundles
+
+    @property
+    def mtu_bytes(self) -> int:
+        """Of its tunnel, as far as it says so."""
+        hostinfo = self.node.hostinfo
+        return (hostinfo.service_port(MTU_SERVICE) if hostinfo is not None else 0) or USUAL_MTU_BYTES
 
     @property
     def short_name(self) -> str:

@@ -2,7 +2,7 @@
 
 Spec: tailscale: wgengine/magicsock/{endpoint,magicsock}.go. Sans-IO: verbs in, `take_outputs` out; all timers live
 in one heap, whatever the number of peers. Sockets, STUN and relay connections belong to the engine. Not here: peer
-relays, path MTU probing, ICMP probing of WireGuard-only peers.
+relays, ICMP probing of WireGuard-only peers.
 """
 
 from __future__ import annotations
@@ -227,6 +227,23 @@ class Magicsock:
         if handle not in self._beats:
             self._beat_after(peer, now, c.HEARTBEAT_S)
         return token
+
+    def probe(self, handle: int, address: AddrPort, now: float, size: int) -> int:
+        """Ask one address alone, with a ping of `size` bytes. Returns the token of `CliPong`."""
+        token = self._next_token
+        self._next_token += 1
+        peer = self._peers.get(handle)
+        if peer is None or not self._ping(peer, address, now, token, max(0, size - _PING_BYTES)):
+            self._outputs.append(CliPingFailed(token, "no such path"))
+        return token
+
+    def keep_off(self, handle: int, address: AddrPort, seconds: float, now: float) -> None:
+        """An address that is no good though disco passes; without a relay it is better than nothing."""
+        peer = self._peers.get(handle)
+        if peer is None or not peer.relay_region:
+            return
+        peer.keep_off(address, now + seconds)
+        self._tell(peer, now)
 
     def path(self, handle: int, now: float | None = None) -> PathInfo:
         peer = self._peers.get(handle)

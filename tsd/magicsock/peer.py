@@ -185,6 +185,14 @@ class PeerState:
         self.relayed_since = NEVER
         self.clear_best()
 
+    def keep_off(self, address: AddrPort, until: float) -> None:
+        """Use something else meanwhile."""
+        cand = self.candidates.get(address)
+        if cand is not None:
+            cand.suspect_until = max(cand.suspect_until, until)
+            if self.best.address == address:
+                self.clear_best()
+
     def wants_full_round(self, now: float) -> bool:
         if self.best.address is None or self.last_full == NEVER or now > self.trust_until:
             return True

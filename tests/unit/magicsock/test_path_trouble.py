@@ -12,7 +12,7 @@ from tsd.base.keys import DiscoPrivate, NodePrivate
 from tsd.disco import messages
 from tsd.disco.box import is_disco
 from tsd.magicsock.endpoints import EndpointList, StunFindings
-from tsd.magicsock.types import DataProbeWanted, PeerPaths, Route, SendUdp
+from tsd.magicsock.types import CliPingFailed, CliPong, DataProbeWanted, PeerPaths, Route, SendUdp
 
 
 def test_two_nodes_with_one_disco_key_are_told_apart():
@@ -228,3 +228,18 @@ def test_w09_a_path_that_the_peer_fled_is_left_until_data_passed_it():
     bench.sock.unanswered_since = lambda handle: bench.now - 13
     pass_pongs(bench, 30, by_relay=True)
     assert bench.sock.route(0, bench.now) == Route(None, 5)
+
+
+def test_f12_one_address_is_asked_alone_and_kept_off_while_there_is_a_relay():
+    bench = Bench()
+    bench.make_direct()
+    token = bench.sock.probe(0, A4, bench.now, 1312)
+    ((where, ping),) = bench.opened()
+    assert where == A4 and isinstance(ping, messages.Ping) and ping.padding == 1312 - 124
+    bench.say(messages.Pong(ping.txid, A4), A4)
+    assert any(isinstance(one, CliPong) and one.token == token for one in bench.sock.take_outputs())
+    bench.sock.keep_off(0, A4, 60.0, bench.now)
+    assert bench.sock.route(0, bench.now).udp is None and bench.sock.route(0, bench.now).derp_region
+    bench.sock.take_outputs()
+    bench.sock.probe(9, A4, bench.now, 0)
+    assert any(isinstance(one, CliPingFailed) for one in bench.sock.take_outputs())

@@ -16,6 +16,7 @@ from tsd.base.keys import MachinePublic
 from tsd.derp import bundle
 from tsd.engine.account.prefs import Prefs
 from tsd.engine.control.requests import SelfReport
+from tsd.engine.peers import MTU_SERVICE, USUAL_MTU_BYTES
 from tsd.tailcfg.hostinfo import Hostinfo, NetInfo, Service
 
 if TYPE_CHECKING:
@@ -90,9 +91,12 @@ def build(
     is_userspace: bool,
     peerapi_ports: Mapping[IPAddress, int],
     net_info: NetInfo | None,
+    mtu_bytes: int = USUAL_MTU_BYTES,
 ) -> Hostinfo:
     """The Hostinfo in force: facts of the host, the user's wishes, and where our PeerAPI listens."""
     services = tuple(Service(proto=f"peerapi{ip.version}", port=port) for ip, port in peerapi_ports.items())
+    if mtu_bytes != USUAL_MTU_BYTES:
+        services = (*services, Service(proto=MTU_SERVICE, port=mtu_bytes))
     return Hostinfo(
         ipn_version=version,
         backend_log_id=log_id(machine),
@@ -128,9 +132,10 @@ def self_report(engine: Engine) -> SelfReport:
         is_userspace=engine.options.hull.tun.is_userspace,
         peerapi_ports=engine.peerapi.ports,
         net_info=reach.net_info if reach.home else None,
+        mtu_bytes=engine.options.hull.tun.mtu_bytes,
     )
     endpoints = tuple((str(e.address), int(e.kind)) for e in reach.endpoints)
-    return SelfReport(info, engine.disco_private.public(), endpoints)
+    return SelfReport(info, engine.disco_private.public(), endpoints, tka_head=engine.lock.head_text)
 
 
 def _prefix_order(prefix: object) -> tuple[int, int, str]:

@@ -24,6 +24,7 @@ from tsd.engine.driver import Driver
 from tsd.engine.path.datapath import DataPath, Traffic
 from tsd.engine.path.fastpath import FastPath
 from tsd.engine.path.masquerade import MasqueradingCore
+from tsd.engine.path.pathmtu import Narrow, PathMtuWatch
 from tsd.engine.path.pings import DiscoReply
 from tsd.engine.path.sockets import UdpSockets
 from tsd.engine.peers import Peer, PeerTable
@@ -66,6 +67,7 @@ class PlaneEvents:
     on_relay_health: Callable[[int, str], None] = lambda region, text: None
     on_session: Callable[[Peer], None] = lambda peer: None
     on_handshake_sent: Callable[[], None] = lambda: None
+    on_narrow_paths: Callable[[dict[int, Narrow]], None] = lambda found: None
 
 
 class _Timed:
@@ -132,9 +134,12 @@ class Plane:
         self.datapath.node_key_of = self._node_key_of
         self.datapath.ensure_peer = self.ensure_in_wireguard
         self.fast: FastPath | None = None
+        self._mtu_watch = PathMtuWatch(self, told.on_narrow_paths)
+        self._mtu_bytes = 0
 
     def attach(self, tun: Tun) -> None:
         """The host's packets go through this plane from now on."""
+        self._mtu_bytes = tun.mtu_bytes
         if isinstance(tun, DeviceTun):
             self.fast = self._start_fast(tun)
         self.datapath.attach(tun, reads=self.fast is None)
@@ -174,6 +179,7 @@ class Plane:
         if self.fast is not None:
             self.fast.count_traffic()
             self.fast.stop()
+        self._mtu_watch.close()
         self.driver.close()
         self.derp.close()
         for waiting in self._pings.values():
@@ -212,6 +218,7 @@ class Plane:
         self.wireguard.remove_peer(peer.handle)
         self.core.remove_peer(peer.handle)
         self.magicsock.remove_peer(peer.handle)
+        self._mtu_watch.forget(peer.handle)
         if self.fast is not None:
             self.fast.remove_peer(peer.handle)
 
@@ -237,6 +244,7 @@ class Plane:
         """The underlay changed; `local` are the host's addresses now (empty: unknown)."""
         now, wall_ns = self._clock.now(), self._clock.wall_ns()
         self.magicsock.link_changed(now)
+        self._mtu_watch.link_changed()
         self.derp.link_changed(local)
         for peer in self._peers:
             self.wireguard.retry(peer.handle, now, wall_ns)
@@ -296,6 +304,7 @@ class Plane:
                     self.fast.path_changed(handle)
                 if path.cur_addr is not None:
                     self.wireguard.direct_path_found(handle, self._clock.now())
+                self._mtu_watch.path_changed(handle, path.cur_addr)
                 log.debug(fields("path changed", peer=handle, endpoint=path.cur_addr, derp_region=path.relay_region))
             case paths.EndpointsWanted(reason):
                 self._told.on_endpoints_wanted(reason)
@@ -314,7 +323,22 @@ class Plane:
 
     def disco_ping(self, peer: Peer, size: int) -> asyncio.Future[DiscoReply]:
         """Fails with OSError when there is no way to ask."""
-        token = self.magicsock.ping(peer.handle, self._clock.now(), size)
+        return self._answer_to(self.magicsock.ping(peer.handle, self._clock.now(), size))
+
+    def probe_path(self, handle: int, address: AddrPort, size: int) -> asyncio.Future[DiscoReply]:
+        """One address of a peer alone. Fails with OSError when it cannot be asked."""
+        return self._answer_to(self.magicsock.probe(handle, address, self._clock.now(), size))
+
+    def path_mtu_bytes(self, handle: int) -> int:
+        """What both tunnels may send."""
+        peer = self._peers.by_handle(handle)
+        return min(self._mtu_bytes, peer.mtu_bytes if peer is not None else self._mtu_bytes)
+
+    def keep_off_path(self, handle: int, address: AddrPort, seconds: float) -> None:
+        self.magicsock.keep_off(handle, address, seconds, self._clock.now())
+        self.driver.kick()
+
+    def _answer_to(self, token: int) -> asyncio.Future[DiscoReply]:
         waiting: asyncio.Future[DiscoReply] = asyncio.get_running_loop().create_future()
         self._pings[token] = waiting
         waiting.add_done_callback(lambda _: self._pings.pop(token, None))

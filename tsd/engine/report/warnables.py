@@ -186,6 +186,15 @@ _ALL = (
         impacts_connectivity=True,
     ),
     Warnable(
+        "path-too-narrow",
+        "medium",
+        "network",
+        "Large packets vanish",
+        "Full-sized packets to {peers} vanish on the direct path while small ones arrive, so the relay is used where"
+        " there is one. Let ICMP `fragmentation needed` through on the way, or start tsd with --mtu={mtu} here.",
+        depends_on=(_NET,),
+    ),
+    Warnable(
         "dns-set-os-config-failed",
         "medium",
         "hull",
@@ -208,6 +217,24 @@ _ALL = (
         "control",
         "Packet filter not understood",
         "The coordination server sent a packet filter that cannot be applied ({error}); everything inbound is blocked.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "tailnet-lock",
+        "high",
+        "control",
+        "Locked out",
+        "this node is locked out; it will not have connectivity until it is signed. Run on a trusted node:"
+        " tsctl lock sign {node_key} {lock_key}",
+        impacts_connectivity=True,
+    ),
+    Warnable(
+        "tailnet-lock-unverified",
+        "high",
+        "control",
+        "Tailnet lock cannot be verified",
+        "Tailnet lock is on, but nobody's signature can be verified here ({error}), so all peers are kept out. tsd goes"
+        " on trying; `tsctl lock local-disable` lets them in without it.",
         impacts_connectivity=True,
     ),
     Warnable(

@@ -69,6 +69,11 @@ async def test_s09_a_key_for_a_node_that_is_logged_in() -> None:
         )
         await lone.backend.login_interactive()
         await _until(lambda: _auth_keys(server)[-1] == "D")
+        await _until(lambda: lone.engine.account.state in (State.STARTING, State.RUNNING))
+        await lone.backend.start({"AuthKey": "E"})
+        await _until(lambda: "auth key given was not used" in " ".join(lone.backend.status()["Health"]))
+        await lone.backend.logout()
+        assert "auth key" not in " ".join(lone.backend.status()["Health"]), "who is logged out is not logged in already"
         await lone.engine.close()
 
 

@@ -456,7 +456,7 @@ class Account:
         self._is_logged_in = False
         self._has_login_goal = False
         self._last_error = ""
-        self._health.clear("login-state", "no-control")
+        self._health.clear("login-state", "no-control", "key-unused")
 
     def _leave_profile(self) -> None:
         self._drop_control()

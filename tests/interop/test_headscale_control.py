@@ -69,7 +69,7 @@ class Member:
             self,
             report=self.report(),
             entropy=system_entropy,
-            lock_key=LockPrivate.generate(system_entropy).public(),
+            lock_key=lambda: LockPrivate.generate(system_entropy),
             known_node_key=known,
             is_ephemeral=self.is_ephemeral,
         )

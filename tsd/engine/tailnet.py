@@ -24,7 +24,7 @@ from tsd.engine.peers import Peer, node_addresses
 from tsd.engine.report.goshape import display_messages
 from tsd.engine.report.status import go_node
 from tsd.engine.wishes import Wishes
-from tsd.netmap.netmap import Diff, Netmap, apply
+from tsd.netmap.netmap import Diff, Netmap, apply, compare
 from tsd.packet import tsmp
 from tsd.routes.planner import Planner
 from tsd.routes.rules import Plan
@@ -45,6 +45,8 @@ class Tailnet:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.netmap: Netmap | None = None
+        self.told: Netmap | None = None
+        """The netmap with the peers that tailnet lock keeps out; most often the same."""
         self.keys = KeyTime(engine.options.clock)
         self._planner = Planner()
         self.members = Members(self.keys, lambda: engine.plane, lambda node_id: self._planner.allowed_ips(node_id))
@@ -156,18 +158,38 @@ class Tailnet:
         if message.keep_alive and message.node is None:
             return
         wall_ns = self._engine.options.clock.wall_ns()
-        old = self.netmap
-        new, diff = apply(old, message, wall_ns=wall_ns, is_first=is_first)
+        told, diff = apply(self.told, message, wall_ns=wall_ns, is_first=is_first)
         if not is_recalled:
             self.on_told(diff)
         is_full = is_first or message.node is not None or bool(message.peers)
+        is_whole = self.netmap is self.told
+        if not diff.is_empty:
+            self.told = told
+        if is_whole and not self._engine.lock.is_enforced(told):
+            yield from self._work_in(told, diff, is_full)
+        else:
+            yield from self._sift(is_full)
+
+    def sift_anew(self) -> None:
+        """Tailnet lock changed: who may be in the netmap?"""
+        self._jobs.submit(self._sift(is_full=False))
+
+    def _sift(self, is_full: bool) -> Steps:
+        if self.told is None:
+            return
+        told = self.told
+        new = yield from self._engine.lock.sift(told)
+        yield from self._work_in(new, compare(self.netmap, new), is_full)
+
+    def _work_in(self, new: Netmap, diff: Diff, is_full: bool) -> Steps:
+        old = self.netmap
         if diff.is_empty:
             if is_full:
                 yield from self._tell(new, diff, is_full)
             return
         self.netmap = new
         needs_plan = diff.self_node or diff.dns or bool(diff.added or diff.changed or diff.removed)
-        is_other_exit = needs_plan and old is not None and self.wishes.now(self.netmap) != self._planner.current.wishes
+        is_other_exit = needs_plan and old is not None and self.wishes.now(new) != self._planner.current.wishes
         if old is None or diff.self_node or is_other_exit or len(diff.upserted) > LARGE_CHANGE:
             yield from self._plan_anew()
         elif needs_plan:
@@ -190,6 +212,7 @@ class Tailnet:
         yield from self._tell(new, diff, is_full)
         self._engine.expiry.arm(None if is_full else [new.peers[i] for i in diff.upserted if i in new.peers])
         self._engine.account.update_state()
+        self._engine.lock.save()
         if self._engine.plane is not None:
             self._engine.plane.driver.kick()
 
@@ -216,7 +239,7 @@ class Tailnet:
         """Another identity: nothing of this tailnet is true any more."""
         self.unplug()
         self._jobs.clear()
-        self.netmap = None
+        self.netmap = self.told = None
         self.keys.forget()
         self._engine.health.clear("clock-wrong")
         self.members.clear()

@@ -279,6 +279,17 @@ def _compare(old: Netmap | None, new: Netmap) -> Diff:
     return _with_parts(changes.diff(), old, new)
 
 
+def compare(old: Netmap | None, new: Netmap) -> Diff:
+    """What changed between two views, both taken as they are."""
+    changes = _Changes(old.peers if old is not None else {})
+    for node_id in [node_id for node_id in changes.peers if node_id not in new.peers]:
+        changes.remove(node_id)
+    for node_id, node in new.peers.items():
+        if changes.peers.get(node_id) is not node:
+            changes.put(node)
+    return _with_parts(changes.diff(), old, new)
+
+
 def _with_parts(diff: Diff, old: Netmap | None, new: Netmap) -> Diff:
     if old is None:
         return Diff(diff.added, diff.changed, diff.moved, diff.removed, *[True] * 8)

@@ -51,6 +51,7 @@ class Engine:
         self.resolver = SimpleNamespace(own_addresses=frozenset(), configure=lambda config: None)
         self.peerapi = SimpleNamespace(ports={}, serve=lambda addresses: None)
         self.expiry = SimpleNamespace(arm=lambda nodes: None)
+        self.lock = SimpleNamespace(is_enforced=lambda told: False, save=lambda: None)
         self.spawned: list[Any] = []
 
     def spawn(self, work: Any) -> None:

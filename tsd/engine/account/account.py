@@ -90,6 +90,10 @@ class Account:
         return self._profiles
 
     @property
+    def lock_key(self) -> LockPrivate | None:
+        return self.prefs.persist.network_lock_key if self.prefs.persist is not None else None
+
+    @property
     def node_key(self) -> NodePrivate | None:
         """The key in force; during a first login the one on trial."""
         return self.prefs.node_key or self._trial_key

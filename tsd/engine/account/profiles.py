@@ -1,9 +1,10 @@
 """Profiles: several logins on one machine, kept in the layout of tailscaled.state so that an identity can move.
 
 tailscale: ipn/ipnlocal/profiles.go, ipn/store.go. Keys of the store: `_machinekey`, `_profiles`, `_current-profile`,
-`profile-<4 hex>` (prefs with the node's keys), `_daemon` (prefs of versions before profiles). Two more of ours, which
+`profile-<4 hex>` (prefs with the node's keys), `_daemon` (prefs of versions before profiles). Three more of ours, which
 Go programs ignore: `_tsd-draft`, the prefs of a login that has not finished, so that a restart goes on with the same
-node key; `_tsd-addresses/<id>`, the node's own addresses, so that a stopped node can tell them after a restart.
+node key; `_tsd-addresses/<id>`, the node's own addresses, so that a stopped node can tell them after a restart;
+`_tsd-lock/<id>`, the chain of tailnet lock.
 Windows users and their sentinel keys are not handled.
 """
 
@@ -31,6 +32,7 @@ CURRENT_PROFILE_KEY = "_current-profile"
 LEGACY_PREFS_KEY = "_daemon"
 DRAFT_KEY = "_tsd-draft"
 ADDRESSES_KEY = "_tsd-addresses/"
+LOCK_KEY = "_tsd-lock/"
 
 
 class ProfileNotFound(TsdError):
@@ -225,6 +227,7 @@ class Profiles:
         self._store.put(profile.key, None)
         self._store.put(f"_serve/{profile.id}", None)
         self._store.put(ADDRESSES_KEY + profile.id, None)
+        self._store.put(LOCK_KEY + profile.id, None)
         self._known.pop(profile.id, None)
         self._write_known()
         self.on_delete(profile.id)
@@ -246,6 +249,7 @@ class Profiles:
         ]
         for duplicate in same[1:]:
             self._store.put(duplicate.key, None)
+            self._store.put(LOCK_KEY + duplicate.id, None)
             del self._known[duplicate.id]
             self.on_delete(duplicate.id)
         return same[0] if same else self.current

@@ -35,8 +35,9 @@ def register_request(
     followup: str,
     is_ephemeral: bool,
     lock_key: LockPublic | None,
+    signature: str = "",
 ) -> RegisterRequest:
-    """`followup`: the login URL that somebody was sent to."""
+    """`followup`: the login URL that somebody was sent to; `signature`: of the node key, for a locked tailnet."""
     request = RegisterRequest(
         version=capability_version,
         node_key=str(node_key.public()),
@@ -50,6 +51,8 @@ def register_request(
         changes["old_node_key"] = str(old_node_key.public())
     if lock_key is not None:
         changes["nl_key"] = str(lock_key)
+    if signature:
+        changes["node_key_signature"] = signature
     return _changed(request, **changes)
 
 

@@ -10,24 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tsd.base.addr import IPAddress
 from tsd.base.entropy import Entropy
 from tsd.base.errors import ControlError, TsdError
-from tsd.base.keys import LockPublic, NodePrivate
+from tsd.base.keys import LockPrivate, NodePrivate
 from tsd.base.log import fields
 from tsd.base.tasks import until_one_ends
 from tsd.engine.control.backoff import Backoff
 from tsd.engine.control.c2n import C2nHandler
+from tsd.engine.control.locksigning import SigningError, first_signature, rotated_signature
 from tsd.engine.control.pings import ControlPings, Pinger
 from tsd.engine.control.refusals import explain_refusal
 from tsd.engine.control.requests import SelfReport, as_logout, map_request, register_request
 from tsd.tailcfg.mapping import MapRequest
 from tsd.tailcfg.mapresponse import MapResponse
 from tsd.tailcfg.register import RegisterRequest, RegisterResponse
+from tsd.tailcfg.wire import decode_json, encode_json
 from tsd.transport.control import ControlClient
 
 log = logging.getLogger("tsd.engine.control")
@@ -37,6 +39,7 @@ COALESCE_S = 0.02
 LOGOUT_TIMEOUT_S = 5.0
 REFUSED_PAUSE_S = 2.0
 NOT_FOUND = 404
+MAX_LOCK_BYTES = 10 << 20
 
 
 class ControlEvents(Protocol):
@@ -71,6 +74,8 @@ class _Goal:
     node_key: NodePrivate
     old_node_key: NodePrivate | None
     auth_key: str
+    signature: str = ""
+    """What admits `node_key` to a locked tailnet, when control had us make it from the signature of the old key."""
 
 
 class _NodeUnknown(Exception):
@@ -87,7 +92,7 @@ class ControlSession:
         *,
         report: SelfReport,
         entropy: Entropy,
-        lock_key: LockPublic | None = None,
+        lock_key: Callable[[], LockPrivate | None] = lambda: None,
         known_node_key: NodePrivate | None = None,
         is_ephemeral: bool = False,
         c2n_handlers: Mapping[str, C2nHandler] | None = None,
@@ -152,6 +157,18 @@ class ControlSession:
         if self._main is not None:
             self._stop_check()
             self._check = asyncio.create_task(self._client.check(local))
+
+    async def ask_about_lock(self, path: str, request: Mapping[str, object]) -> object:
+        """Tailnet lock's requests, `path` below /machine/tka/. Raises `ControlError`."""
+        body = encode_json({"Version": self._client.capability_version, **request})
+        answer = await self._client.post(f"/machine/tka/{path}", body, method="GET", limit_bytes=MAX_LOCK_BYTES)
+        if answer.status != 200:
+            reason = f": {answer.text}" if answer.text else ""
+            raise ControlError(
+                f"the server refused tka/{path} with status {answer.status}{reason}", status=answer.status
+            )
+        found: object = decode_json(answer.body, dict)
+        return found
 
     def reconnect(self) -> None:
         """Drop the connection and start over at once."""
@@ -292,6 +309,9 @@ class ControlSession:
                 self._fail(ControlError(explain_refusal(response.error)), is_refusal=True)
                 followup = ""
                 await self._pause(max(backoff.next_s(), REFUSED_PAUSE_S))
+            elif response.node_key_signature:
+                goal = self._goal = self._signed_anew(goal, response.node_key_signature)
+                await self._pause(backoff.next_s())
             elif response.node_key_expired:
                 if has_new_key:
                     self._fail(ControlError("the server says that a brand-new node key has expired"))
@@ -314,10 +334,20 @@ class ControlSession:
                     log.warning("auth key not used: this node is logged in (--force-reauth uses it)")
                 return self._accepted(goal, response)
 
+    def _signed_anew(self, goal: _Goal, old_signature: str) -> _Goal:
+        """The tailnet is locked, and control gave the old key's signature: a new key, for which we sign ourselves."""
+        if goal.old_node_key is None:
+            goal = replace(goal, node_key=NodePrivate.generate(self._entropy), old_node_key=goal.node_key)
+        try:
+            return replace(goal, signature=rotated_signature(old_signature, goal.node_key.public(), self._lock_key()))
+        except SigningError as err:
+            self._fail(ControlError(str(err)))
+            return goal
+
     def _accepted(self, goal: _Goal, response: RegisterResponse) -> _Goal:
         if not self._is_ephemeral:
             # A node that the administrator deletes must not come back by itself. Ephemeral ones are deleted by time.
-            goal = self._goal = replace(goal, auth_key="")
+            goal = self._goal = replace(goal, auth_key="", signature="")
         self._is_registered = True
         self._in_force = goal
         self._known_key = goal.node_key
@@ -327,15 +357,18 @@ class ControlSession:
         return goal
 
     def _register_request(self, goal: _Goal, *, with_auth: bool, followup: str) -> RegisterRequest:
+        auth_key, signature = first_signature(goal.auth_key, goal.node_key.public()) if with_auth else ("", "")
+        lock_key = self._lock_key()
         return register_request(
             self._report,
             self._client.capability_version,
             goal.node_key,
             old_node_key=goal.old_node_key,
-            auth_key=goal.auth_key if with_auth else "",
+            auth_key=auth_key,
             followup=followup,
             is_ephemeral=self._is_ephemeral,
-            lock_key=self._lock_key,
+            lock_key=lock_key.public() if lock_key is not None else None,
+            signature=goal.signature or signature,
         )
 
     # -- map poll and updates -----------------------------------------------------------------------------------

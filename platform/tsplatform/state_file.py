@@ -158,26 +158,50 @@ class FileStore:
 
     def _recover(self, has_file: bool, reason: str) -> None:
         try:
-            raw = _read(self.backup_path)
-            if raw is None:
-                raise ValueError("there is none")
-            self._values = decode(raw)
+            source, raw = self._best_copy()
         except (ValueError, StateError) as err:
             raise StateError(
                 f"{self.path}: {reason}, and the backup {self.backup_path.name} does not help: {err}. The file was left"
                 " as it is. Restore it from a copy; or, to join as a new machine, remove it together with"
                 f" {self.backup_path.name}"
             ) from None
+        self._values = decode(raw)
         with contextlib.suppress(OSError):
             if has_file:
                 os.replace(self.path, self.path.with_name(self.path.name + DAMAGED_SUFFIX))
             fsync.replace(self.path, raw)
         kept = f"; the damaged file is kept as {self.path.name}{DAMAGED_SUFFIX}" if has_file else ""
+        what = "the backup " if source == self.backup_path else "what was being written last, "
         self.notice = (
-            f"{self.path} {reason}: this node goes on from the backup {self.backup_path.name}{kept}."
+            f"{self.path} {reason}: this node goes on from {what}{source.name}{kept}."
             " To join as a new machine instead, log out, or remove both files while tsd is stopped."
         )
         log.warning("%s", self.notice)
+
+    def _best_copy(self) -> tuple[Path, bytes]:
+        """The backup; else the newest whole file that a crash kept from being renamed. Raises what ails the backup."""
+        fault: ValueError | StateError = ValueError("there is none")
+        for source in (self.backup_path, *_unfinished(self.path)):
+            try:
+                raw = _read(source)
+                if raw is not None and decode(raw):
+                    return source, raw
+            except (ValueError, StateError) as err:
+                fault = err if source == self.backup_path else fault
+        raise fault
+
+
+def _unfinished(path: Path) -> list[Path]:
+    """Temporary files of tailscaled beside the state file (tailscale: `atomicfile`) that no other user can have made,
+    newest first."""
+    found: list[tuple[int, Path]] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(path.parent):
+            if entry.name.startswith(f"{path.name}.tmp") and entry.is_file(follow_symlinks=False):
+                info = entry.stat(follow_symlinks=False)
+                if info.st_uid in (0, os.geteuid()) and not info.st_mode & 0o022:
+                    found.append((info.st_mtime_ns, Path(entry.path)))
+    return [name for _, name in sorted(found, reverse=True)]
 
 
 def open_store(spec: str, on_trouble: Callable[[str], None] | None = None) -> MemoryStore | FileStore:

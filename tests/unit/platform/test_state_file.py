@@ -10,7 +10,7 @@ import pytest
 
 from tsd.base.errors import ConfigError, StateError
 from tsplatform import fsync
-from tsplatform.state_file import FileStore, MemoryStore, open_store
+from tsplatform.state_file import FileStore, MemoryStore, encode, open_store
 
 
 def test_layout_is_tailscaleds(tmp_path: Path) -> None:
@@ -60,6 +60,23 @@ def test_a_damaged_file_without_backup_is_refused_and_left_alone(tmp_path: Path,
     with pytest.raises(StateError, match=r"to join as a new machine, remove it"):
         FileStore(path)
     assert path.read_bytes() == damage
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 500, b"{"])
+def test_s02_what_tailscaled_was_writing_when_the_power_went_is_taken(tmp_path: Path, damage: bytes) -> None:
+    """TS#20515: an empty state file beside a whole temporary one, which the renaming had not reached the disk of."""
+    path = tmp_path / "tailscaled.state"
+    path.write_bytes(damage)
+    for age_s, name, raw in ((9, "tmp11", {"_machinekey": b"older"}), (5, "tmp7", {"_machinekey": b"newer"})):
+        beside = tmp_path / f"{path.name}.{name}"
+        beside.write_bytes(encode(raw))
+        beside.chmod(0o600)
+        os.utime(beside, (1e9 - age_s, 1e9 - age_s))
+    (tmp_path / f"{path.name}.tmp99").write_bytes(b'{"_machinekey": "AA')
+    store = FileStore(path)
+    assert store.get("_machinekey") == b"newer"
+    assert "what was being written last, tailscaled.state.tmp7" in store.notice
+    assert FileStore(path).get("_machinekey") == b"newer"
 
 
 def test_a_missing_file_with_a_backup_goes_on_as_the_same_node(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from tsd.base.errors import TsdError
+from tsd.engine.lock.orders import LockOrders
 from tsd.hull import Stream
 
 Json = dict[str, Any]
@@ -101,6 +102,9 @@ class LocalBackend(Protocol):
 
     def tka_status(self) -> Json: ...
 
+    def lock(self) -> LockOrders | None:
+        """None: no tailnet lock in this daemon."""
+
     def services(self) -> Json | None:
         """None: no netmap."""
 
@@ -156,6 +160,9 @@ class OptionalBackend:
 
     async def reset_auth(self) -> None:
         raise ApiError(501, "reset-auth is not part of this daemon")
+
+    def lock(self) -> LockOrders | None:
+        return None
 
     def cert_domains(self) -> list[str] | None:
         return None

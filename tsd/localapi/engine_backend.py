@@ -18,6 +18,7 @@ from tsd.engine.account.prefs import PrefsError as EnginePrefsError
 from tsd.engine.account.profiles import ProfileNotFound
 from tsd.engine.account.states import State
 from tsd.engine.engine import Engine
+from tsd.engine.lock.orders import LockOrders
 from tsd.engine.peers import Peer
 from tsd.engine.report import status as shapes
 from tsd.hull import Stream
@@ -377,21 +378,10 @@ class EngineBackend(OptionalBackend):
         return to_go(profile) if profile is not None else None
 
     def tka_status(self) -> Json:
-        persist = self._engine.account.prefs.persist
-        lock = persist.network_lock_key if persist is not None else None
-        key = self._engine.account.node_key
-        return {
-            "Enabled": False,
-            "Head": None,
-            "PublicKey": str(lock.public()) if lock is not None else "nlpub:" + "0" * 64,
-            "NodeKey": str(key.public()) if key is not None else None,
-            "NodeKeySigned": False,
-            "NodeKeySignature": None,
-            "TrustedKeys": None,
-            "VisiblePeers": None,
-            "FilteredPeers": None,
-            "StateID": 0,
-        }
+        return self.lock().status()
+
+    def lock(self) -> LockOrders:
+        return LockOrders(self._engine)
 
     # --- serve config: stored and given back, not acted on
 

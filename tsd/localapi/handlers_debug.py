@@ -53,7 +53,7 @@ async def component_debug_logging(call: Call) -> Response:
 
 
 async def optional_features(call: Call) -> Response:
-    known = {"dns": True, "portmapper": True, "serve": False, "ssh": False, "taildrop": False, "tailnetlock": False}
+    known = {"dns": True, "portmapper": True, "serve": False, "ssh": False, "taildrop": False, "tailnetlock": True}
     return compact({"Features": known})
 
 

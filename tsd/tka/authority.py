@@ -114,6 +114,12 @@ class Authority:
         """Updates in force, newest first."""
         return [self._updates[made] for made in reversed(self._chain[-limit:] if limit > 0 else [])]
 
+    def state_at(self, made: bytes) -> State:
+        """Raises `LockRefused` for an update that is not known."""
+        if made not in self._states:
+            raise LockRefused("an update that is not known here")
+        return self._states[made]
+
     # --- sync
 
     def offer(self) -> Offer:

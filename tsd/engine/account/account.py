@@ -447,6 +447,12 @@ class Account:
         self._wants_url_again = True
         self._control.login(self._trial_key, current, self._auth_key)
 
+    def disallow_lock(self, state_id: str) -> None:
+        """Tailnet lock with this ID is not to be obeyed by this login."""
+        persist = self.prefs.persist or Persist()
+        ids = tuple(dict.fromkeys((*persist.disallowed_tka_state_ids, state_id)))
+        self._profiles.save(replace(self.prefs, persist=replace(persist, disallowed_tka_state_ids=ids)))
+
     def _ensure_lock_key(self) -> None:
         persist = self.prefs.persist or Persist()
         if persist.network_lock_key is None:

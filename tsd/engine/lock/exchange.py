@@ -24,14 +24,14 @@ class Exchange:
     async def bootstrap(self, head: bytes | None) -> tuple[bytes, bytes]:
         """(first update of the lock, or nothing; the secret that switches it off, or nothing)."""
         answer = await self._ask("bootstrap", {"Head": hash_text(head) if head else ""})
-        return _octets(answer.get("GenesisAUM")), _octets(answer.get("DisablementSecret"))
+        return octets(answer.get("GenesisAUM")), octets(answer.get("DisablementSecret"))
 
     async def offer(self, offer: Offer) -> tuple[Offer, list[AUM]]:
         """What control has, and the updates that it thinks we lack."""
         ancestors = [hash_text(made) for made in offer.ancestors]
         answer = await self._ask("sync/offer", {"Head": hash_text(offer.head), "Ancestors": ancestors})
         theirs = Offer(_hash(answer.get("Head")), tuple(map(_hash, _items(answer.get("Ancestors")))))
-        return theirs, [AUM.decode(_octets(raw)) for raw in _items(answer.get("MissingAUMs"))]
+        return theirs, [AUM.decode(octets(raw)) for raw in _items(answer.get("MissingAUMs"))]
 
     async def send(self, head: bytes, updates: Sequence[AUM], *, is_interactive: bool = False) -> bytes:
         """Control's head afterwards."""
@@ -61,7 +61,7 @@ class Exchange:
 
     async def signatures_by(self, key_id: bytes) -> list[bytes]:
         answer = await self._ask("affected-sigs", {"KeyID": _text(key_id)})
-        return [_octets(raw) for raw in _items(answer.get("Signatures"))]
+        return [octets(raw) for raw in _items(answer.get("Signatures"))]
 
 
 async def synced(exchange: Exchange, authority: Authority) -> Authority:
@@ -79,7 +79,7 @@ def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
 
-def _octets(value: Any) -> bytes:
+def octets(value: Any) -> bytes:
     try:
         return base64.b64decode(value or "", validate=True)
     except (ValueError, TypeError):

@@ -217,6 +217,20 @@ class TailnetLock:
             raise LockRefused("no node-key: is this node logged in?")
         return exchange.checked(await control.ask_about_lock(path, {"NodeKey": str(key.public()), **request}))
 
+    def ignore(self) -> bool:
+        """Let everybody in, here, whatever this lock says; False when there is none."""
+        authority, account = self.authority, self._engine.account
+        if authority is None and not (self._unreadable or self._trouble):
+            return False
+        if authority is not None:
+            account.disallow_lock(exchange.state_id_text(authority.state_id))
+        self.is_ignored = True
+        self.adopt(None)
+        self._trouble = self._unreadable = ""
+        self._engine.tailnet.sift_anew()
+        self._engine.report_self()
+        return True
+
     # --- enforcement
 
     def is_enforced(self, told: Netmap) -> bool:

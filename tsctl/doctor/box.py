@@ -116,13 +116,14 @@ def sysctls(folder: Path, names: list[str]) -> dict[str, str]:
 
 
 def networks_v4(lines: list[str]) -> list[tuple[str, str]]:
-    """(prefix, interface) that the host is in, from /proc/net/route: no gateway, not our tunnel."""
+    """(prefix, interface) that the host is in, from /proc/net/route: no gateway, no single address, not our tunnel."""
     found = []
     for words in (line.split() for line in lines[1:]):
         if len(words) < 8 or words[0].startswith(_OWN) or words[2] != "00000000" or words[1] == "00000000":
             continue
         address, mask = (int.from_bytes(bytes.fromhex(words[at]), "little") for at in (1, 7))
-        found.append((str(ip_network((address, mask.bit_count()), strict=False)), words[0]))
+        if mask.bit_count() < 32:
+            found.append((str(ip_network((address, mask.bit_count()), strict=False)), words[0]))
     return found
 
 

@@ -54,6 +54,8 @@ def state(facts: Facts) -> Iterator[Finding]:
     name, status = facts.daemon.state, facts.daemon.status
     if name == NEEDS_LOGIN:
         url = str(status.get("AuthURL") or "")
+        if not url and "no-control" in facts.daemon.warnings and facts.control is not None:
+            raise Skipped("the login waits for the control server")
         refused = (facts.daemon.warnings.get("login-state") or {}).get("Args") or {}
         why = f"; the last attempt failed: {refused['Error']}" if refused.get("Error") else ""
         why = f"; the last attempt failed: {refused['error']}" if refused.get("error") else why

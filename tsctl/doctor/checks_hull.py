@@ -43,7 +43,11 @@ def device(facts: Facts) -> Iterator[Finding]:
     if facts.daemon.answers and (facts.daemon.has_device or not because):
         if facts.daemon.has_device and facts.daemon.hull.get("IsUp") is False:
             name = facts.daemon.hull.get("Device")
-            yield Finding("hull", f"the interface {name} was set down by hand", f"ip link set {name} up")
+            if f"the interface {name}" in (facts.daemon.hull.get("Missing") or ()):
+                cause = f"the interface {name} is not here any more: renamed, or moved to another network namespace"
+                yield Finding("hull", cause, "systemctl restart tsd, which makes it again")
+            else:
+                yield Finding("hull", f"the interface {name} was set down by hand", f"ip link set {name} up")
         return
     if because:
         cause = f"userspace networking is used, because no network device could be made: {because}"
@@ -68,6 +72,8 @@ def routing(facts: Facts) -> Iterator[Finding]:
     need_report(facts)
     hull = facts.daemon.hull
     missing, before = list(hull.get("Missing") or ()), facts.daemon.missing_before
+    if f"the interface {hull.get('Device')}" in missing:
+        raise Skipped("there is no device")
     if missing:
         cause = f"missing on this host: {'; '.join(missing)}"
         if before:

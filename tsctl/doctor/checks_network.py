@@ -17,6 +17,16 @@ _FIXES = {
     "tls": "exempt it from TLS inspection, or install the inspecting CA on this host",
     "http": "check --login-server; a proxy in between must pass requests on unchanged",
 }
+_BY_REASON = {
+    "Network is unreachable": "this machine has no way there: bring its network up (`ip -br address`, `ip route`)",
+    "Invalid argument": "a blackhole route swallows it: see `ip route get ADDRESS` and `ip rule`",
+    "No route to host": "nobody at that address answers: check the address, and that the machine there is up",
+    "Connection refused": "see that the server runs and the port is right; a firewall that rejects looks the same: then"
+    " let TCP to it out, or set HTTPS_PROXY for the daemon",
+    "answers 'HTTP/1.1 5": "the server, or the proxy in front of it, is down for now: see its log; tsd keeps trying",
+    "answers 'HTTP/1.0 5": "the server, or the proxy in front of it, is down for now: see its log; tsd keeps trying",
+}
+_NO_WAY = "Network is unreachable"
 _LAYERS = {"dns": "DNS", "proxy": "the proxy", "tcp": "TCP", "tls": "TLS", "http": "HTTP"}
 
 
@@ -67,7 +77,7 @@ def _unreached(what: str, reached: Reached, found: ControlFacts | None, severity
     stage = reached.stage
     via = f" through the proxy {found.proxy}" if found is not None and found.proxy else ""
     cause = f"{what} is not reached{via}: {_LAYERS.get(stage, stage)} fails: {reached.reason}{also}"
-    fix = _FIXES.get(stage, "")
+    fix = next((text for words, text in _BY_REASON.items() if words in reached.reason), _FIXES.get(stage, ""))
     if found is not None and found.certificate in ("not-yet-valid", "expired"):
         fix = "set the clock if it is wrong (see clock); else the server's admin must renew the certificate"
     return Finding("control" if stage == "http" else "network", cause, fix, severity)
@@ -95,6 +105,8 @@ def udp(facts: Facts) -> Iterator[Finding]:
     found = facts.relays
     if found is None or not found.stun_targets:
         raise Skipped("no STUN server is known")
+    if found.reached and all(_NO_WAY in one.reason for one in found.reached.values()):
+        raise Skipped("this machine has no network")
     if not found.stun_answers:
         cause = f"UDP is blocked: none of {found.stun_targets} STUN servers answered, so all traffic takes a relay"
         yield Finding(
@@ -134,7 +146,14 @@ CHECKS = (
         "control",
         "the control server answers",
         control,
-        ("not-in-map-poll", "mapresponse-timeout", "using-cached-netmap"),
+        (
+            "not-in-map-poll",
+            "mapresponse-timeout",
+            "using-cached-netmap",
+            "no-control",
+            "tls-connection-failed",
+            "network-status",
+        ),
     ),
     Check("relays", "relays answer over TLS", relays, ("no-derp-home", "no-derp-connection", "derp-timed-out")),
     Check("udp", "UDP gets out", udp),

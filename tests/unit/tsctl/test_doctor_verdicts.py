@@ -195,6 +195,31 @@ FAULTS: list[tuple[str, str, str, str, Break]] = [
     ("clock", "hull", "2 hours behind", "set-ntp", _control(clock_offset_s=-7200.0)),
     ("control", "network", "DNS fails", "getent", lambda f: _offline(f, Reached("dns", "c.example: no such name"))),
     ("control", "network", "TCP fails", "HTTPS_PROXY", lambda f: _offline(f, _GONE)),
+    (
+        "control",
+        "network",
+        "TCP fails",
+        "no way there",
+        lambda f: _offline(f, Reached("tcp", "Network is unreachable")),
+    ),
+    (
+        "control",
+        "control",
+        "HTTP fails",
+        "down for now",
+        lambda f: (
+            _offline(f, Reached("http", "it answers 'HTTP/1.1 503 Service Unavailable' where")),
+            _status(BackendState="NeedsLogin")(f),
+            f.daemon.warnings.update({"no-control": {"Text": "not reached yet"}}),
+        ),
+    ),
+    (
+        "device",
+        "hull",
+        "renamed, or moved",
+        "systemctl restart tsd",
+        lambda f: (_hull(IsUp=False)(f), _hull(Missing=["the interface tsd0"])(f)),
+    ),
     ("control", "network", "the proxy fails", "NO_PROXY", lambda f: _offline(f, Reached("proxy", "it answers 407"))),
     ("control", "network", "TLS fails", "inspecting CA", lambda f: _offline(f, Reached("tls", "unknown issuer"))),
     ("control", "control", "HTTP fails", "--login-server", lambda f: _offline(f, Reached("http", "it answers 404"))),
@@ -222,6 +247,17 @@ def _offline(facts: Facts, reached: Reached) -> None:
     assert facts.control is not None
     facts.control.reached = reached
     facts.daemon.report["ControlConnected"] = False
+
+
+def test_no_network_is_said_once() -> None:
+    facts = healthy()
+    gone = Reached("tcp", "192.0.2.9:443: Network is unreachable")
+    assert facts.relays is not None
+    _offline(facts, gone)
+    facts.relays.__dict__.update(reached={"lab": gone}, stun_answers=0)
+    facts.daemon.warnings.update({"network-status": {"Text": "No network"}})
+    found = judge(facts, CHECKS)
+    assert {one.check for one in found.findings} == {"control", "relays"} and "udp" in found.skipped
 
 
 @pytest.mark.parametrize(("check", "layer", "cause", "fix", "break_it"), FAULTS)

@@ -302,7 +302,7 @@ class Plane:
             case paths.PathChanged(handle, path):
                 if self.fast is not None:
                     self.fast.path_changed(handle)
-                if path.cur_addr is not None:
+                if path.cur_addr is not None and not self.derp.is_connected(path.relay_region):
                     self.wireguard.direct_path_found(handle, self._clock.now())
                 self._mtu_watch.path_changed(handle, path.cur_addr)
                 log.debug(fields("path changed", peer=handle, endpoint=path.cur_addr, derp_region=path.relay_region))

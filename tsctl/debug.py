@@ -14,73 +14,76 @@ _DEFAULT_MASK = Mask.PEER_CHANGES | Mask.NO_NETMAP | Mask.PEER_PATCHES
 
 
 def debug_command(context: ctx.Context) -> Command:
-    def show(name: str, summary: str) -> Command:
+    subcommands = (*_prints(context), *_actions(context), *_others(context))
+    return Command("debug", "For people who look inside", None, subcommands=subcommands)
+
+
+def _prints(context: ctx.Context) -> tuple[Command, ...]:
+    def show(path: str, name: str, summary: str) -> Command:
         def run(parsed: Parsed) -> None:
-            ctx.out(ctx.to_json(context.client.get(name), "\t"))
+            ctx.out(ctx.to_json(context.client.get(path), "\t"))
 
-        return Command("", summary, run)
+        return Command(name, summary, run)
 
+    return (
+        show("prefs", "prefs", "Print the preferences"),
+        show("derpmap", "derp-map", "Print the DERP map"),
+        Command("daemon-logs", "Follow the daemon's log", lambda p: _daemon_logs(context, p), flags=_LOG_FLAGS),
+        Command("watch-ipn", "Follow the notification bus", lambda p: _watch(context, p), flags=_WATCH_FLAGS),
+        Command("netmap", "Print the network map", lambda p: _netmap(context)),
+        Command("metrics", "Print the daemon's own metrics", lambda p: _metrics(context)),
+        Command("statedir", "Print the folder of the daemon's state", lambda p: _statedir(context)),
+        Command("goroutines", "Print where every task of the daemon stands", lambda p: _text(context, "goroutines")),
+        Command("control-knobs", "Print what the coordination server has switched", lambda p: _knobs(context)),
+        Command("local-creds", "Print how to call the LocalAPI with curl", lambda p: _creds(context)),
+    )
+
+
+def _actions(context: ctx.Context) -> tuple[Command, ...]:
     def action(name: str, summary: str) -> Command:
         def run(parsed: Parsed) -> None:
             context.client.call("POST", f"debug?action={name}", b"")
 
         return Command(name, summary, run)
 
-    return Command(
-        "debug",
-        "For people who look inside",
-        None,
-        subcommands=(
-            _named("prefs", show("prefs", "Print the preferences")),
-            _named("derp-map", show("derpmap", "Print the DERP map")),
-            Command("daemon-logs", "Follow the daemon's log", lambda p: _daemon_logs(context, p), flags=_LOG_FLAGS),
-            Command("watch-ipn", "Follow the notification bus", lambda p: _watch(context, p), flags=_WATCH_FLAGS),
-            Command("netmap", "Print the network map", lambda p: _netmap(context)),
-            Command("metrics", "Print the daemon's own metrics", lambda p: _metrics(context)),
-            Command("statedir", "Print the folder of the daemon's state", lambda p: _statedir(context)),
-            Command(
-                "goroutines", "Print where every task of the daemon stands", lambda p: _text(context, "goroutines")
-            ),
-            Command(
-                "localapi",
-                "Make one call: [METHOD] PATH [BODY|-]",
-                lambda p: _localapi(context, p),
-                usage="[METHOD] <path> [body or -]",
-                max_args=-1,
-                stops_at_word=True,
-            ),
-            action("rebind", "Open the UDP sockets anew"),
-            action("restun", "Ask the STUN servers again"),
-            action("rotate-disco-key", "Take a new disco key"),
-            action("break-derp-conns", "Drop the relay connections"),
-            action("break-tcp-conns", "Drop the control connection"),
-            action("force-netmap-update", "Fetch the whole network map again"),
-            action("pick-new-derp", "Choose another home relay"),
-            action("clear-netmap-cache", "Delete the netmap kept for the next start"),
-            Command(
-                "force-prefer-derp",
-                "Make this region the home relay while it is reachable; 0: as measured",
-                lambda p: _prefer_derp(context, p),
-                usage="<region ID>",
-                max_args=1,
-            ),
-            Command("control-knobs", "Print what the coordination server has switched", lambda p: _knobs(context)),
-            Command("reload-config", "Read the file of --config again", lambda p: _reload(context)),
-            Command("local-creds", "Print how to call the LocalAPI with curl", lambda p: _creds(context)),
-            Command(
-                "via",
-                "Turn a site and its IPv4 network into an IPv6 (4via6) route, or back",
-                _via,
-                usage="<site ID> <IPv4 network> | <IPv6 route>",
-                max_args=2,
-            ),
-        ),
+    return (
+        action("rebind", "Open the UDP sockets anew"),
+        action("restun", "Ask the STUN servers again"),
+        action("rotate-disco-key", "Take a new disco key"),
+        action("break-derp-conns", "Drop the relay connections"),
+        action("break-tcp-conns", "Drop the control connection"),
+        action("force-netmap-update", "Fetch the whole network map again"),
+        action("pick-new-derp", "Choose another home relay"),
+        action("clear-netmap-cache", "Delete the netmap kept for the next start"),
+        Command("reload-config", "Read the file of --config again", lambda p: _reload(context)),
     )
 
 
-def _named(name: str, command: Command) -> Command:
-    command.name = name
-    return command
+def _others(context: ctx.Context) -> tuple[Command, ...]:
+    return (
+        Command(
+            "localapi",
+            "Make one call: [METHOD] PATH [BODY|-]",
+            lambda p: _localapi(context, p),
+            usage="[METHOD] <path> [body or -]",
+            max_args=-1,
+            stops_at_word=True,
+        ),
+        Command(
+            "force-prefer-derp",
+            "Make this region the home relay while it is reachable; 0: as measured",
+            lambda p: _prefer_derp(context, p),
+            usage="<region ID>",
+            max_args=1,
+        ),
+        Command(
+            "via",
+            "Turn a site and its IPv4 network into an IPv6 (4via6) route, or back",
+            _via,
+            usage="<site ID> <IPv4 network> | <IPv6 route>",
+            max_args=2,
+        ),
+    )
 
 
 _LOG_FLAGS = (

@@ -151,8 +151,7 @@ class TailnetLock:
         authority, wanted = self.authority, self._wanted
         if wanted is None or wanted.disabled:
             self._trouble = ""
-            is_off = authority is None and not self._unreadable
-            return not is_off and self._settled != TKAInfo(disabled=True)
+            return authority is not None and self._settled != TKAInfo(disabled=True)
         if self.is_ignored or self._settled == wanted:
             return False
         return authority is None or hash_text(authority.head) != wanted.head
@@ -174,7 +173,8 @@ class TailnetLock:
     async def _sync(self) -> None:
         wanted, authority = self._wanted, self.authority
         if wanted is None or wanted.disabled:
-            await self._disable(authority)
+            if authority is not None:
+                await self._disable(authority)
             self._settled = TKAInfo(disabled=True)
             return
         if authority is None:
@@ -197,9 +197,7 @@ class TailnetLock:
         self.adopt(authority)
         return authority
 
-    async def _disable(self, authority: Authority | None) -> None:
-        if authority is None:
-            raise LockRefused("control says that tailnet lock is off, which cannot be verified without the chain")
+    async def _disable(self, authority: Authority) -> None:
         _, secret = await self.exchange.bootstrap(authority.head)
         if await asyncio.to_thread(authority.state.is_disabled_by, secret):
             self.adopt(None)

@@ -9,6 +9,7 @@ from typing import Any
 from tsctl.doctor.checks_daemon import need_daemon, need_running
 from tsctl.doctor.facts import Facts
 from tsctl.doctor.verdict import NOTE, Check, Finding, Skipped
+from tsd.localapi.schema import RUNNING
 
 NETFILTER_ON = 2
 OWN_RANGES = tuple(ip_network(text) for text in ("100.64.0.0/10", "fd7a:115c:a1e0::/48"))
@@ -41,7 +42,8 @@ def device(facts: Facts) -> Iterator[Finding]:
         raise Skipped("only on Linux")
     because = str(facts.daemon.hull.get("FallbackBecause") or "")
     if facts.daemon.answers and (facts.daemon.has_device or not because):
-        if facts.daemon.has_device and facts.daemon.hull.get("IsUp") is False:
+        is_wanted = facts.daemon.has_device and facts.daemon.state == RUNNING
+        if is_wanted and facts.daemon.hull.get("IsUp") is False:
             name = facts.daemon.hull.get("Device")
             if f"the interface {name}" in (facts.daemon.hull.get("Missing") or ()):
                 cause = f"the interface {name} is not here any more: renamed, or moved to another network namespace"

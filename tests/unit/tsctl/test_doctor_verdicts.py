@@ -249,6 +249,14 @@ def _offline(facts: Facts, reached: Reached) -> None:
     facts.daemon.report["ControlConnected"] = False
 
 
+@pytest.mark.parametrize("state", ["Stopped", "NeedsLogin", "NoState"])
+def test_a_device_that_is_not_in_use_is_down_by_right(state: str) -> None:
+    facts = healthy()
+    _status(BackendState=state)(facts)
+    _hull(IsUp=False)(facts)
+    assert "device" in judge(facts, CHECKS).passed
+
+
 def test_no_network_is_said_once() -> None:
     facts = healthy()
     gone = Reached("tcp", "192.0.2.9:443: Network is unreachable")

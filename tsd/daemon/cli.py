@@ -1,7 +1,7 @@
 """The `tsd` command: flags, early process name, loop, log upload for drop-in runs; then `lifecycle.run`.
 
-`tsd coord …` is the embedded coordination server. Everything heavy is imported late, so that `--version`, mistakes in
-the flags and the process name cost milliseconds.
+`tsd coord …` is the embedded coordination server, `tsd container` the first process of a container. Everything heavy
+is imported late, so that `--version`, mistakes in the flags and the process name cost milliseconds.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tsd.coord.cli import run_command_line
 
         return run_command_line(arguments[2:])
+    if arguments[1:] == ["container"]:
+        import os
+
+        from tsd.daemon import container
+
+        return container.main(os.environ)
     from tsd.base.errors import TsdError
     from tsd.daemon import flags
 

@@ -187,7 +187,13 @@ def split_flags(argv: Sequence[str], program: str) -> dict[str, str]:
 
 def usage(program: str) -> str:
     width = max(len(flag.name) for flag in _FLAGS) + 4
-    lines = [f"usage: {program} [flags]", f"       {program} coord …    the embedded coordination server", "", "flags:"]
+    lines = [
+        f"usage: {program} [flags]",
+        f"       {program} coord …    the embedded coordination server",
+        f"       {program} container  in a container: tsd, and a login as TS_AUTHKEY and other variables say",
+        "",
+        "flags:",
+    ]
     lines += [f"  {'--' + flag.name:<{width}}{flag.help}" for flag in _FLAGS]
     return "\n".join(lines)
 

@@ -59,7 +59,7 @@ def test_mistakes_name_the_place(text: str, reason: str) -> None:
         parse_config(text, "f")
 
 
-def test_k07_a_byte_order_mark_and_foreign_line_ends_are_no_trouble(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_foreign_line_ends_are_no_trouble(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_bytes(b'\xef\xbb\xbf{\r\n"Version": "alpha0", // as of Windows\r\n"Hostname": "x"\r\n}\r\n')
     config = load_config(str(path))

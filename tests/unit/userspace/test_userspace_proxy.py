@@ -166,7 +166,7 @@ async def refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def test_k09_an_answer_before_the_body_is_passed_on_at_once() -> None:
+async def test_an_answer_before_the_body_is_passed_on_at_once() -> None:
     async with overlay_pair() as pair, host_server(refusing) as port:
         server = ProxyServer(pair, pair.a, frozenset({"http"}))
         proxy = server.start("127.0.0.1:0")

@@ -30,6 +30,7 @@ PAUSE_S = 10.0
 STOP_S = 25
 """How long tsd may take to log out and end."""
 POLL_S = 0.2
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(environ: Mapping[str, str]) -> int:
@@ -47,9 +48,11 @@ def _say(text: str) -> None:
 
 
 def _pause() -> None:
-    """Only where nobody but a runtime is watching."""
+    """Only where nobody but a runtime is watching; a signal ends it, though the kernel ignores those for the first
+    process unless they are waited for."""
     if os.getpid() == 1:
-        time.sleep(PAUSE_S)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        signal.sigtimedwait(_STOPS, PAUSE_S)
 
 
 class _Supervisor:
@@ -63,7 +66,7 @@ class _Supervisor:
     def run(self) -> int:
         for note in self._boot.notes:
             _say(note)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOPS:
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, self._on_overdue)
         self._daemon = self._start("tsd", *self._boot.daemon_flags)

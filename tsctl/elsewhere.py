@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _NO_FILES = "tsd neither sends nor receives files yet (Taildrop); use scp through `tsctl nc`"
 _NO_SERVE = "tsd serves nothing to the tailnet yet; peers reach ports that a program opens on this machine's own"
-_NO_LOCK = "tsd does not take part in tailnet lock; an admin changes it with `tailscale lock` on another node"
 _NO_DEBUG = "not in tsctl; `tsctl doctor` and `tsctl netcheck` look at relays, the coordination server and routers"
 
 COMMANDS: dict[str, str] = {
@@ -31,7 +30,6 @@ COMMANDS: dict[str, str] = {
     "update": "tsd is updated by what installed it: apt-get install, dnf upgrade, pipx upgrade",
     "web": "is a web page for settings, which tsd does not have; use `tsctl set`",
 }
-_LOCK = ("init", "add", "remove", "sign", "disable", "disablement-kdf", "log", "local-disable", "revoke-keys")
 _DEBUG = (
     *("capture", "component-logs", "daemon-bus-events", "daemon-bus-graph", "daemon-bus-queues", "derp"),
     *("derp-set-on-demand", "derp-unset-on-demand", "dev-store-set", "dial-types", "env", "go-buildinfo", "hostinfo"),
@@ -39,7 +37,6 @@ _DEBUG = (
     *("stat", "test-risk", "ts2021"),
 )
 SUBCOMMANDS: dict[str, dict[str, str]] = {
-    "lock": dict.fromkeys(_LOCK, _NO_LOCK),
     "debug": dict.fromkeys(_DEBUG, _NO_DEBUG),
     "serve": dict.fromkeys(("reset", "drain", "clear", "advertise", "get-config", "set-config"), _NO_SERVE),
 }

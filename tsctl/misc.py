@@ -1,4 +1,4 @@
-"""Small commands: metrics, version, bugreport, lock status, serve status."""
+"""Small commands: metrics, version, bugreport, serve status."""
 
 from __future__ import annotations
 
@@ -123,30 +123,6 @@ def bugreport_command(context: ctx.Context) -> Command:
     return Command("bugreport", "Print a marker to find in the logs", run, flags=flags, usage="[note]", max_args=-1)
 
 
-def lock_command(context: ctx.Context) -> Command:
-    flags = (Flag("json", "print JSON", "", optional_value="1"),)
-
-    def status(parsed: Parsed) -> None:
-        found = context.client.get("tka/status")
-        if not isinstance(found, dict):
-            raise Failure("the daemon's answer about tailnet lock is not an object")
-        public = str(found.get("PublicKey") or "").replace("nlpub:", "tlpub:", 1)
-        if parsed.text("json") not in ("", "false"):
-            brief = {"SchemaVersion": "1", "Enabled": bool(found.get("Enabled")), "PublicKey": public}
-            ctx.out(ctx.to_json({**brief, "NodeKey": found.get("NodeKey")}))
-            return
-        ctx.out("Tailnet Lock is ENABLED." if found.get("Enabled") else "Tailnet Lock is NOT enabled.")
-        ctx.out(f"\nThis node's tailnet-lock key: {public}\n")
-
-    return Command(
-        "lock",
-        "Show the state of tailnet lock",
-        status,
-        flags=flags,
-        subcommands=(Command("status", "Whether it is on, and this node's key", status, flags=flags),),
-    )
-
-
 def serve_command(context: ctx.Context) -> Command:
     flags = (Flag("json", "print the configuration as JSON", False),)
 
@@ -193,6 +169,5 @@ COMMANDS = {
     "metrics": metrics_command,
     "version": version_command,
     "bugreport": bugreport_command,
-    "lock": lock_command,
     "serve": serve_command,
 }

@@ -39,7 +39,7 @@ TABLE = {
     "whoami": ("tsctl.addresses", "Show this machine, its user and its tailnet"),
     "exit-node": ("tsctl.exitnode", "Show exit nodes"),
     "serve": ("tsctl.misc", "Show what this node serves"),
-    "lock": ("tsctl.misc", "Show the state of tailnet lock"),
+    "lock": ("tsctl.lock", "Manage tailnet lock: who may say which nodes belong to the tailnet"),
     "metrics": ("tsctl.misc", "Show metrics in Prometheus' format"),
     "wait": ("tsctl.account", "Wait until the node is running and has an address"),
     "version": ("tsctl.misc", "Show versions"),

@@ -90,8 +90,24 @@ def denied_hint(words: Sequence[str]) -> str:
     """What to add to a 403 for people who are not root."""
     if os.geteuid() == 0:
         return ""
-    command = " ".join(words)
-    return f"\nUse 'sudo {PROGRAM} {command}'.\nTo not need root, run 'sudo {PROGRAM} set --operator=$USER' once."
+    from shlex import join
+
+    once = f"sudo {program(_socket_of(words))} set --operator=$USER"
+    return f"\nUse `sudo {join([PROGRAM, *words])}`.\nTo not need root, run `{once}` once."
+
+
+def program(socket_path: str) -> str:
+    """How to call us again for the same daemon, for a shell."""
+    from shlex import join
+
+    return join([PROGRAM, f"--socket={socket_path}"]) if socket_path else PROGRAM
+
+
+def _socket_of(words: Sequence[str]) -> str:
+    """What --socket says before the command."""
+    if words and words[0].lstrip("-").startswith("socket="):
+        return words[0].partition("=")[2]
+    return words[1] if words and words[0] in ("--socket", "-socket") else ""
 
 
 def own_addresses(status: dict[str, Any]) -> list[str]:

@@ -192,7 +192,7 @@ class _Up:
             if self._is_mentioned(flag.name)
             for value in [self.parsed.values[flag.name]]
         ]
-        command = " ".join([f"{ctx.PROGRAM} up", *given, *sorted(missing)])
+        command = " ".join([f"{ctx.program(self.context.socket_path)} up", *given, *sorted(missing)])
         raise Failure(
             "Error: `tsctl up` with flags sets everything, and this would change settings you did not mention.\n"
             "This keeps them (with --reset they go back to their defaults; `tsctl set` changes single settings):\n"

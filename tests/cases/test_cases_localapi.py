@@ -118,8 +118,9 @@ def test_c04_suggested_command_is_complete_and_works(cli: Cli) -> None:
     cli.backend.current |= {"Hostname": "it's", "RouteAll": True}
     refused = cli("up", "--login-server=http://control.example/", "--shields-up")
     assert refused.code == 1 and "--exit-node" not in refused.err and "--login-server=http://control" in refused.err
-    words = shlex.split(next(line for line in refused.err.splitlines() if line.startswith("\t")))[1:]
-    assert cli(*words).code == 0
+    words = shlex.split(next(line for line in refused.err.splitlines() if line.startswith("\t")))
+    assert words[:2] == ["tsctl", f"--socket={cli.path}"], "it is for the same daemon"
+    assert cli(*words[2:]).code == 0
     after = cli.backend.prefs()
     assert (after["ShieldsUp"], after["Hostname"], after["RouteAll"]) == (True, "it's", True)
 
@@ -146,8 +147,9 @@ def test_c06_denied_says_what_to_do_and_reads_work(cli: Cli, monkeypatch: pytest
     for words in (("down",), ("set", "--hostname=x"), ("logout",), ("switch", "--list")):
         denied = cli(*words)
         assert denied.code == 1 and denied.err.startswith("Access denied: ")
-        assert f"sudo tsctl --socket={cli.path} {' '.join(words)}" in denied.err
-        assert "sudo tsctl set --operator=$USER" in denied.err
+        assert f"`sudo tsctl --socket={cli.path} {' '.join(words)}`" in denied.err
+        assert f"`sudo tsctl --socket={cli.path} set --operator=$USER`" in denied.err
+    assert "set '--hostname=it is'`" in cli("set", "--hostname=it is").err, "for a shell"
 
 
 async def test_c07_names_arrive_byte_equal(api: tuple[str, FakeBackend]) -> None:

@@ -47,8 +47,8 @@ def test_accidental_revert_is_refused_with_a_command_that_works(tsctl, backend: 
     before = backend.prefs()
     outcome = tsctl("up", "--accept-routes")
     assert outcome.code == 1 and backend.prefs() == before
-    command = next(line.strip() for line in outcome.err.splitlines() if line.strip().startswith("tsctl up"))
-    words = shlex.split(command)[1:]
+    command = next(line.strip() for line in outcome.err.splitlines() if line.startswith("\ttsctl "))
+    words = shlex.split(command)[2:]
     assert words[1] == "--accept-routes"
     assert set(words[2:]) == {
         "--accept-dns=false",

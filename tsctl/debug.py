@@ -90,11 +90,25 @@ _LOG_FLAGS = (
     Flag("verbose", "show lines up to this level", 0),
     Flag("time", "print when the daemon wrote the line", False),
 )
+_WATCH_BITS = {
+    "engine-updates": Mask.ENGINE_UPDATES,
+    "initial-drive-shares": Mask.INITIAL_DRIVE_SHARES,
+    "initial-outgoing-files": Mask.INITIAL_OUTGOING_FILES,
+    "initial-health": Mask.INITIAL_HEALTH,
+    "health-actions": Mask.HEALTH_ACTIONS,
+    "initial-suggested-exit-node": Mask.INITIAL_SUGGESTED_EXIT_NODE,
+    "initial-client-version": Mask.INITIAL_CLIENT_VERSION,
+    "peer-changes": Mask.PEER_CHANGES,
+    "initial-status": Mask.INITIAL_STATUS,
+    "peer-patches": Mask.PEER_PATCHES,
+    "peer-wireguard-state": Mask.PEER_WIREGUARD_STATE,
+}
 _WATCH_FLAGS = (
     Flag("initial", "also print the state at the start", False),
     Flag("netmap", "with --initial: include the network map", False),
     Flag("mask", "the bits to subscribe to, instead of the usual ones", -1),
     Flag("count", "stop after this many notifications; 0 for never", 0),
+    *(Flag(name, f"the bit {bit.name} of the mask", bool(bit & _DEFAULT_MASK)) for name, bit in _WATCH_BITS.items()),
 )
 
 
@@ -118,7 +132,9 @@ def _daemon_logs(context: ctx.Context, parsed: Parsed) -> None:
 def _watch(context: ctx.Context, parsed: Parsed) -> None:
     mask = parsed.number("mask")
     if mask < 0:
-        mask = _DEFAULT_MASK
+        mask = Mask.NO_NETMAP
+        for name, bit in _WATCH_BITS.items():
+            mask |= bit if parsed.flag(name) else 0
         if parsed.flag("initial"):
             mask |= Mask.INITIAL_STATE | Mask.INITIAL_PREFS | Mask.INITIAL_HEALTH
             mask |= Mask.INITIAL_NETMAP if parsed.flag("netmap") else 0

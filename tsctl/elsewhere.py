@@ -41,12 +41,30 @@ SUBCOMMANDS: dict[str, dict[str, str]] = {
     "serve": dict.fromkeys(("reset", "drain", "clear", "advertise", "get-config", "set-config"), _NO_SERVE),
 }
 _SERVE_HERE = ("json", "h", "help")
+_NO_OAUTH = "tsctl logs in by a browser or an auth key; make one (it may have tags), and give it with --auth-key"
+_LOGIN_FLAGS = dict.fromkeys(("client-id", "client-secret", "id-token", "audience"), _NO_OAUTH)
+_NO_UPSTREAM = "what the newest version is, is known to what installed tsd (apt-cache policy, dnf info, pip index)"
+FLAGS: dict[str, dict[str, str]] = {
+    "up": _LOGIN_FLAGS,
+    "login": _LOGIN_FLAGS,
+    "version": dict.fromkeys(("upstream", "track"), _NO_UPSTREAM),
+    "bugreport": {"record": "nothing is recorded; look at `journalctl -u tsd` while it happens"},
+}
 
 
 def refuse_command(name: str) -> None:
     """Raises Failure when the field has that command and tsctl has not."""
     if name in COMMANDS:
         raise Failure(f"tsctl {name}: {COMMANDS[name]}")
+
+
+def refuse_flags(path: str, words: Sequence[str]) -> None:
+    """Raises Failure for a flag that the field's command of this name has."""
+    known = FLAGS.get(path.removeprefix("tsctl "), {})
+    for word in words:
+        name = word.lstrip("-").partition("=")[0] if word.startswith("-") else ""
+        if name in known:
+            raise Failure(f"{path} --{name}: {known[name]}", 2)
 
 
 def refuse_subcommand(path: str, words: Sequence[str]) -> None:

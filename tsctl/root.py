@@ -11,7 +11,7 @@ import sys
 
 from tsctl import context as ctx
 from tsctl.client import ApiFailure
-from tsctl.elsewhere import refuse_command, refuse_subcommand
+from tsctl.elsewhere import refuse_command, refuse_flags, refuse_subcommand
 from tsctl.goflags import Command, Failure, Flag, HelpWanted, Parsed, UsageError, help_text, parse
 
 TYPE_CHECKING = False
@@ -147,6 +147,7 @@ def _did_you_mean(name: str) -> str:
 
 def run_command(path: str, command: Command, words: Sequence[str]) -> int:
     """Parse the command's own words and run it, going down into subcommands."""
+    refuse_flags(path, words)
     if command.subcommands:
         refuse_subcommand(path, words)
     try:

@@ -7,8 +7,9 @@ import pytest
 
 from harness.fakebackend import FakeBackend
 from tsctl import ssh
-from tsctl.elsewhere import COMMANDS, SUBCOMMANDS
+from tsctl.elsewhere import COMMANDS, FLAGS, SUBCOMMANDS
 from tsctl.root import TABLE
+from tsd.base.notify import Mask
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -31,6 +32,13 @@ def test_subcommands_of_the_field_that_are_not_here(tsctl) -> None:
             assert asked.code == 1 and asked.err.startswith(f"tsctl {command} {word}: ")
     assert tsctl("serve", "--help").code == 0 and tsctl("serve", "status", "--json").code == 0
     assert tsctl("serve", "nonsense").code == 2 and tsctl("lock", "nonsense").code == 2 and tsctl("nonsense").code == 2
+
+
+def test_flags_of_the_field_that_are_not_here(tsctl) -> None:
+    for command, flags in FLAGS.items():
+        for name in flags:
+            asked = tsctl(command, f"--{name}=x")
+            assert asked.code == 2 and asked.err.startswith(f"tsctl {command} --{name}: ") and asked.calls == []
 
 
 @pytest.fixture
@@ -104,3 +112,10 @@ def test_small_debug_commands(tsctl) -> None:
     )
     assert tsctl("debug", "reload-config").err == "the daemon runs without a configuration file (--config)\n"
     assert tsctl("debug", "force-prefer-derp", "x").code == 2
+
+
+def test_the_bits_of_a_watch_have_names(tsctl) -> None:
+    tsctl("debug", "watch-ipn", "--initial", "--count=1", "--peer-patches=false", "--initial-status")
+    [asked] = [call for call in tsctl.server.recorded if "watch-ipn-bus" in call]
+    mask = Mask(int(asked.partition("mask=")[2]))
+    assert Mask.INITIAL_STATUS in mask and Mask.PEER_CHANGES in mask and Mask.PEER_PATCHES not in mask

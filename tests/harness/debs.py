@@ -25,6 +25,20 @@ def unpacked(package: str) -> Path:
     return folder
 
 
+def archive(package: str) -> Path:
+    """The .deb itself, for a root of its own; skips the test when it cannot be had."""
+    files = CACHE / "archives" / package
+    if not any(files.glob("*.deb")):
+        if shutil.which("apt-get") is None:
+            pytest.skip(f"{package} is needed, and this is no Debian")
+        files.mkdir(parents=True, exist_ok=True)
+        try:
+            _run(files, "apt-get", "download", "-q", package)
+        except (OSError, subprocess.SubprocessError) as err:
+            pytest.skip(f"{package} cannot be fetched: {err}")
+    return next(files.glob("*.deb"))
+
+
 def _fetch(package: str, folder: Path) -> None:
     fresh = folder.with_name(f".{package}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)

@@ -5,6 +5,7 @@ Minutes when the root is made anew, less than one when it is in the cache; skipp
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from harness.debianroot import BootedRoot, CannotMake
+from harness.debs import archive
 from harness.nodes import ROOT
 from harness.packagesite import copy_site
 
@@ -37,6 +39,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedRoot]:
     packages.mkdir(parents=True)
     for path in (folder / "out").iterdir():
         shutil.move(path, packages / ("newer.deb" if "9.0" in path.name else "tsd.deb"))
+    for package in RESOLVCONFS:
+        with contextlib.suppress(pytest.skip.Exception):
+            shutil.copy(archive(package), packages / f"{package}.deb")
     try:
         yield root.boot()
     except CannotMake as why:
@@ -114,7 +119,42 @@ def test_5_stop_leaves_nothing(box: BootedRoot) -> None:
     assert "status=0/SUCCESS" in box.run("systemctl", "--no-pager", "status", "tsd", check=False)
 
 
-def test_6_upgrade_removal_and_purge(box: BootedRoot) -> None:
+HOOK = "#!/bin/sh\numask 077\ntouch /var/lib/hooked && chown nobody /var/lib/hooked && mkdir -p /run/hooked\n"
+"""What hooks of other packages do: write below /var, make folders below /run, give files away."""
+MODES = {"openresolv": '"openresolv"', "resolvconf": '"debian-resolvconf"'}
+RESOLVCONFS = {"openresolv": "/lib/resolvconf/libc.d/zz-test", "resolvconf": "/etc/resolvconf/update-libc.d/zz-test"}
+
+
+@pytest.mark.parametrize("package", RESOLVCONFS)
+def test_6_names_by_resolvconf_and_the_hooks_of_others(box: BootedRoot, package: str) -> None:
+    """The sandbox of our unit is not theirs, and what they make is for every user."""
+    if f"{package}.deb" not in box.run("ls", "/opt"):
+        pytest.skip(f"{package} cannot be fetched")
+    box.run("rm", "-rf", "/etc/resolv.conf", "/var/lib/hooked", "/run/hooked")
+    box.run("dpkg", "--force-depends", "--force-unsafe-io", "-i", f"/opt/{package}.deb")
+    hook = RESOLVCONFS[package]
+    box.run("sh", "-ec", f"mkdir -p $(dirname {hook}); printf '%s' '{HOOK}' >{hook}; chmod +x {hook}")
+    if package == "resolvconf":
+        box.run("sh", "-ec", "ln -sf /run/resolvconf/resolv.conf /etc/resolv.conf; resolvconf --enable-updates")
+    box.run("sh", "-ec", "echo nameserver 192.0.2.53 | resolvconf -a eth0.test")
+    if package == "openresolv":  # as after a boot, when nobody else has called it yet
+        box.run("rm", "-rf", "/run/resolvconf")
+    box.run("rm", "-rf", "/var/lib/hooked", "/run/hooked")
+    box.run("systemctl", "start", "tsd")
+    _wait(box, lambda: "100.100.100.100" in box.run("cat", "/etc/resolv.conf", check=False), "our names")
+    assert MODES[package] in box.run("tsctl", "dns", "status", "--json")
+    assert box.run("stat", "-L", "-c", "%a", "/etc/resolv.conf").strip() == "644"
+    assert "100.100.100.100" in box.run("setpriv", "--reuid=65534", "--clear-groups", "cat", "/etc/resolv.conf")
+    assert box.run("stat", "-c", "%U", "/var/lib/hooked").strip() == "nobody"
+    box.run("ls", "-d", "/run/hooked")
+    box.run("rm", "-rf", "/var/lib/hooked")
+    box.run("systemctl", "stop", "tsd")
+    assert "100.100.100.100" not in box.run("cat", "/etc/resolv.conf", check=False)
+    box.run("ls", "/var/lib/hooked")
+    box.run("dpkg", "--force-depends", "--purge", package)
+
+
+def test_7_upgrade_removal_and_purge(box: BootedRoot) -> None:
     box.run("sh", "-c", "echo 'FLAGS=\"--verbose=1\"' >>/etc/default/tsd && systemctl start tsd")
     _wait(box, lambda: _is_connected(box), "connected")
     pid = _show(box, "MainPID")

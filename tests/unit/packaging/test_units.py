@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tsd.daemon.flags import parse
+from tsplatform.linux.dns.tools import OUTSIDE
 from tsplatform.linux.hostnames import CLAIMS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,6 +36,10 @@ def test_the_unit_waits_for_ready_and_cleans_up(service: dict[str, str]) -> None
     assert service["RuntimeDirectory"] == service["StateDirectory"] == service["CacheDirectory"] == "tsd"
     assert "--cleanup" in service["ExecStopPost"]
     assert service["Restart"] == "on-failure"
+
+
+def test_hooks_of_other_packages_are_run_outside_of_the_sandbox() -> None:
+    assert f"\nEnvironment={OUTSIDE}=1\n" in UNIT.read_text()
 
 
 def test_what_the_sandbox_lets_be_written_is_there_or_may_be_missing(service: dict[str, str]) -> None:

@@ -28,6 +28,7 @@ from tsplatform.linux.programs import find_program
 
 STUB = "127.0.0.53"
 _RESOLVED_FOLDER, _STUB_NAMES = "/run/systemd/resolve/", ("stub-resolv.conf",)
+_RESOLVCONF_FOLDER = "/run/resolvconf/"
 _OWNERS = ("systemd-resolved", "NetworkManager", "resolvconf")
 _NM_DNS_PATH = f"{NETWORK_MANAGER_PATH}/DnsManager"
 _TOOL_S = 5.0
@@ -88,6 +89,9 @@ async def choose(survey: Surveyor) -> Choice:
     if owner == "systemd-resolved":
         if _is_resolver(choice, survey, before.content):
             return await _by_resolved(choice, survey)
+        if _leads_below(survey.real_path(), _RESOLVCONF_FOLDER):  # whose usual comment speaks of resolved, too
+            choice.because.append("resolv.conf is a link to resolvconf's")
+            _by_resolvconf(choice, survey)
     elif owner == "resolvconf":
         _by_resolvconf(choice, survey)
     elif owner == "NetworkManager" and _is_resolver(choice, survey, before.content):
@@ -103,9 +107,14 @@ def owner_of(content: bytes) -> str:
     return owner
 
 
-def _leads_to_stub(real_path: str) -> bool:
+def _leads_below(real_path: str, folder: str) -> str:
+    """Which file there, "" for none."""
     real = real_path.replace("/var/run/", "/run/")
-    return real.startswith(_RESOLVED_FOLDER) and real.removeprefix(_RESOLVED_FOLDER) in _STUB_NAMES
+    return real.removeprefix(folder) if real.startswith(folder) else ""
+
+
+def _leads_to_stub(real_path: str) -> bool:
+    return _leads_below(real_path, _RESOLVED_FOLDER) in _STUB_NAMES
 
 
 def _is_resolver(choice: Choice, survey: Surveyor, content: bytes) -> bool:

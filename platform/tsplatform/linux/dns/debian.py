@@ -22,6 +22,7 @@ _SCRIPT = """#!/bin/sh
 # Written by tsd while it sets up names: its servers alone, whatever other records there are.
 # resolvconf runs this in the folder of its records, after it has made resolv.conf.
 set -e
+umask 022
 [ -f '{record}' ] || exit 0
 made=/run/resolvconf/resolv.conf
 [ "$(readlink -f /etc/resolv.conf)" = "$made" ] || exit 0

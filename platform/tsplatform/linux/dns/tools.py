@@ -18,6 +18,19 @@ from tsplatform.linux.programs import environment, find_program
 
 TOOL_S = 10.0
 UNDO_NAME = "names.undo"
+OUTSIDE = "TSD_OUTSIDE"
+"""Set by our systemd unit. resolvconf runs hooks of other packages, which may need what the sandbox of the unit
+forbids: then it is run as a service of its own."""
+_RUN = (
+    "--quiet",
+    "--pipe",
+    "--wait",
+    "--collect",
+    "--property=DefaultDependencies=no",
+    f"--property=RuntimeMaxSec={TOOL_S}",
+)
+_PUBLIC_MASK = 0o022
+"""What resolvconf and its hooks make is for all users to read, whatever our own files are."""
 
 
 class Record(ABC):
@@ -70,7 +83,13 @@ def resolvconf_now(*words: str, given: bytes = b"") -> bytes:
     line = f"run resolvconf {' '.join(words)}"
     try:
         done = subprocess.run(
-            [program, *words], input=given, capture_output=True, timeout=TOOL_S, check=False, env=environment()
+            [*_outside(), program, *words],
+            input=given,
+            capture_output=True,
+            timeout=TOOL_S,
+            check=False,
+            env=environment(),
+            umask=_PUBLIC_MASK,
         )
     except (OSError, subprocess.TimeoutExpired) as err:
         raise HullError(line, str(err)) from None
@@ -78,6 +97,12 @@ def resolvconf_now(*words: str, given: bytes = b"") -> bytes:
         said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
         raise HullError(line, said[-1] if said else f"exit code {done.returncode}")
     return done.stdout
+
+
+def _outside() -> list[str]:
+    """What leads out of the sandbox; a stop of the whole host must not keep it from running."""
+    runner = find_program("systemd-run") if os.environ.get(OUTSIDE) == "1" else None
+    return [runner, *_RUN, "--"] if runner is not None else []
 
 
 def note(folder: Path, mode: Mode, record: str) -> None:

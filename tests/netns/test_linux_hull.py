@@ -179,7 +179,8 @@ def test_the_host_resolves_names_of_the_tailnet(net: Tailnet) -> None:
 
 def test_an_overwritten_resolv_conf_is_back_in_5_seconds(net: Tailnet) -> None:
     ours = net.lab.run(net.k.namespace, "cat", "/etc/resolv.conf")
-    net.lab.run(net.k.namespace, "sh", "-c", "echo nameserver 192.0.2.1 > /etc/resolv.conf")
+    theirs = ours.replace("nameserver 100.100.100.100", "nameserver 192.0.2.1").partition("\n")[2]
+    net.lab.run(net.k.namespace, "sh", "-c", f"printf '%s' '{theirs}' > /etc/resolv.conf")
     wait_for(lambda: net.lab.run(net.k.namespace, "cat", "/etc/resolv.conf") == ours, 5, "our resolv.conf")
     net.lab.run(net.k.namespace, "sh", "-c", f"printf '%s' '{net.before['k']['resolv.conf']}' > /etc/resolv.conf")
     wait_for(lambda: net.lab.run(net.k.namespace, "cat", "/etc/resolv.conf") == ours, 5, "our resolv.conf")
@@ -320,6 +321,22 @@ def test_a_start_undoes_what_a_crash_left(net: Tailnet) -> None:
     net.k.start()
     assert snapshot(net.lab, net.k.namespace) == net.before["k"]
     net.k.stop()
+
+
+def test_f02_a_host_whose_firewall_programs_all_fail_has_routes_and_a_warning(net: Tailnet) -> None:
+    """As on kernels without nf_tables and ip_tables."""
+    programs = "/usr/sbin/nft /usr/sbin/iptables /usr/sbin/iptables-nft /usr/sbin/iptables-legacy"
+    hide = f'for p in {programs}; do p=$(readlink -f $p) && [ -e "$p" ] && mount --bind /bin/false $p; done; exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", hide, "sh", sys.executable, "-m", "tsd"]
+    node = net.k
+    assert isinstance(node, TunTsdNode)
+    node.device = "tsd0"
+    node.daemon_words = lambda: words  # type: ignore[method-assign]
+    node.start()
+    wait_for(lambda: answered(_ping(net, node, net.m.ip4, "-c", "1", "-W", "1")) == 1, 30, f"traffic\n{node.tail()}")
+    wait_for(lambda: "firewall" in str(node.status()["Health"]), 20, f"the warning\n{node.tail()}")
+    node.stop()
+    del node.daemon_words
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,10 @@ def open_slot(tun: KernelTun, folder: Path, netfilter_kind: str, ports: list[int
         router = LinuxRouter(
             kernel, claim.names, netfilter, journal, mtu_bytes=tun.mtu_bytes, udp_ports=lambda: tuple(ports)
         )
-        router.revert(stays_closed=True)
+        try:
+            router.revert(stays_closed=True)
+        except HullError as err:  # a host without a working firewall program has nothing of ours in it either
+            log.warning("what a crash may have left is not undone: %s", err)
         return Slot(claim, kernel, router, is_barred(kernel, claim.names))
     except HullError:
         claim.close()

@@ -299,7 +299,8 @@ def _give_back(path: Path, before: Before) -> None:
             os.symlink(before.target, fresh)
             os.rename(fresh, path)
         elif before.content is None:
-            path.unlink(missing_ok=True)
+            if os.path.lexists(path):  # on a read-only file system nothing may be deleted, not even what is not there
+                path.unlink()
         else:
             put(path, before.content, before.mode)
     except OSError as err:

@@ -15,6 +15,10 @@ _TIMEOUT_S = 20.0
 NO_PROGRAM = 127
 
 
+_UNSUPPORTED = ("not supported", "can't initialize", "modprobe", "module", "insmod")
+_NO_KERNEL = "the kernel lacks what it needs: modprobe nf_tables, or --netfilter-mode=off"
+
+
 def run_program(words: Sequence[str], text: str) -> str:
     env = {**environment(), "LC_ALL": "C"}  # what is said on errors is looked at
     try:
@@ -27,5 +31,7 @@ def run_program(words: Sequence[str], text: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as err:
         raise HullError(f"firewall: {words[0]}", str(err)) from None
     if done.returncode != 0:
-        raise HullError(f"firewall: {words[0]}", " ".join(done.stderr.split())[:300] or f"exit {done.returncode}")
+        said = " ".join(done.stderr.split())[:300]
+        hint = _NO_KERNEL if any(word in said.lower() for word in _UNSUPPORTED) else ""
+        raise HullError(f"firewall: {words[0]}", said or f"exit {done.returncode}", hint)
     return done.stdout

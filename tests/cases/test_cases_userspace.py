@@ -71,6 +71,30 @@ async def test_u03_open_closed_and_filtered_ports_look_so() -> None:
             sock.close()
 
 
+async def test_u03_a_server_on_the_ipv6_loopback_alone_is_reached() -> None:
+    """As many development servers are, since that is what "localhost" means first to them."""
+    if not has_ipv6_loopback():
+        pytest.skip("this host has no ::1")
+    async with overlay_pair() as pair:
+        server = await asyncio.start_server(echo_once, "::1", 0)
+        port = server.sockets[0].getsockname()[1]
+        stream = await pair.connect(port)
+        await stream.write(b"hello")
+        assert await stream.read(5) == b"hello"
+        stream.abort()
+        server.close()
+        with pytest.raises(ConnectionRefusedError):
+            await pair.connect(port)
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
 async def socks5_associate(proxy: AddrPort) -> tuple[socket.socket, AddrPort]:
     loop = asyncio.get_running_loop()
     sock = socket.socket()

@@ -1,8 +1,9 @@
 """Inbound flows that no overlay listener claims: to the host's loopback for our own addresses, to the real address for
 advertised subnets.
 
-Spec: tailscale `wgengine/netstack`. TCP: the host is dialled first and the SYN answered only when that worked. UDP: one
-host socket per flow, idle 2 minutes, 30 s for port 53. Both tables are bounded; `origins` serves WhoIs.
+Spec: tailscale `wgengine/netstack`. TCP: the host is dialled first and the SYN answered only when that worked;
+where 127.0.0.1 refuses, ::1 is tried. UDP: one host socket per flow, idle 2 minutes, 30 s for port 53. Both tables are
+bounded; `origins` serves WhoIs.
 """
 
 from __future__ import annotations
@@ -141,12 +142,17 @@ class Forwarder:
         if not self._is_wanted(attempt.local.port):
             self._driver.stack.refuse(attempt)
             return
-        target = self._host_target(attempt.local, attempt.is_own)
+        self._dial(attempt, self._host_target(attempt.local, attempt.is_own))
+
+    def _dial(self, attempt: SynReceived, target: AddrPort) -> None:
         try:
             sock = socket.socket(socket.AF_INET if target.ip.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
         except OSError as err:
             self._note("no_socket", err)
-            self._driver.stack.forget(attempt)
+            if target.ip == LOOPBACK_V6:
+                self._driver.stack.refuse(attempt)
+            else:
+                self._driver.stack.forget(attempt)
             return
         dial = _Dial(attempt, sock)
         try:
@@ -187,8 +193,13 @@ class Forwarder:
         attempt, sock = dial.attempt, dial.sock
         driver = self._driver
         if code:
+            is_v4 = sock.family == socket.AF_INET
             sock.close()
-            driver.stack.refuse(attempt)
+            if code == errno.ECONNREFUSED and is_v4 and attempt.is_own and self.only_ports is None and socket.has_ipv6:
+                # Many development servers listen on what "localhost" means first, which is ::1 alone.
+                self._dial(attempt, AddrPort(LOOPBACK_V6, attempt.local.port))
+            else:
+                driver.stack.refuse(attempt)
             return
         connection = driver.stack.accept(attempt, driver.now())
         if connection is None:

@@ -82,6 +82,8 @@ class StunResult:
     def note(self, target: Target, rtt_s: float, address: str, port: int) -> None:
         key = (target.region_id, target.family)
         self.latency_s[key] = min(rtt_s, self.latency_s.get(key, rtt_s))
+        if (":" in address) != (target.family == 6):
+            return  # a server behind a proxy of its own saw that one
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         counts = self.global_counts[target.family]
         counts[shown] = counts.get(shown, 0) + 1

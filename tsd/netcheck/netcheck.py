@@ -200,11 +200,15 @@ class NetcheckMachine:
         probe = sent.probe
         report.udp = True
         report.add(probe.region_id, probe.family, max(1e-6, now - sent.at))
-        if seen.ip.version == 6:
+        if probe.family == 6:
             report.ipv6 = report.ipv6_can_send = True
-            report.global_v6[seen] = report.global_v6.get(seen, 0) + 1
         else:
             report.ipv4 = report.ipv4_can_send = True
+        if not _is_ours(seen, probe):
+            self.drops.add("the server's proxy, not us")
+        elif probe.family == 6:
+            report.global_v6[seen] = report.global_v6.get(seen, 0) + 1
+        else:
             known = bool(report.global_v4)
             report.global_v4[seen] = report.global_v4.get(seen, 0) + 1
             if len(report.global_v4) > 1:
@@ -244,3 +248,11 @@ class NetcheckMachine:
         )
         self.last = report
         self._outputs.append(ReportReady(report))
+
+
+def _is_ours(seen: AddrPort, probe: Probe) -> bool:
+    """Whether a server can have seen us there. One in a container may see the proxy in front of it: an address of the
+    other family, or a private one though the server is on the internet (TS#17565)."""
+    if seen.ip.version != probe.family or not seen.port or seen.ip.is_unspecified or seen.ip.is_multicast:
+        return False
+    return seen.ip.is_global or not probe.target.ip.is_global

@@ -4,7 +4,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from tsd.base.addr import AddrPort
+from tsd.base.addr import AddrPort, parse_ip
 from tsd.base.entropy import SeededEntropy
 from tsd.netcheck.home import HomeChooser
 from tsd.netcheck.netcheck import HttpsWanted, NetcheckMachine, ReportReady, SendStun
@@ -173,3 +173,14 @@ def test_scores_and_forced_home():
     assert choose(chooser, 1, {1: 0.01, 2: 0.02}, scores={1: 4.0}) == 2
     assert choose(chooser, 2, {1: 0.01, 2: 0.02}, forced=1) == 1
     assert choose(HomeChooser(), 3, {1: 0.01}, forced=7) == 1
+
+
+@pytest.mark.parametrize("seen", ["172.18.0.1", "0.0.0.0", "2001:db8::7", "127.0.0.1", "224.0.0.1"])
+def test_w01_a_server_that_sees_its_own_proxy_is_not_believed(seen: str) -> None:
+    """TS#17565: a relay in a container, whose host forwards to it; its answers made us look like behind a hard NAT."""
+    world = World({1: 0.05, 2: 0.02})
+    addresses = {1: AddrPort(parse_ip("198.51.99.5"), 4000), 2: AddrPort(parse_ip(seen), 4000)}
+    world.seen = lambda target: addresses[target.ip.packed[-1]]
+    report = world.look(make_map(node(1, ipv4="9.9.9.1"), node(2, ipv4="9.9.9.2")))
+    assert list(report.global_v4) == [addresses[1]] and report.global_v6 == {}
+    assert not report.mapping_varies and report.preferred_derp == 2, "it is as near as it is"

@@ -58,8 +58,21 @@ class _Env:
     """The variables; an empty one is as good as none, but where its emptiness is a value."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
         self.notes: list[str] = []
+        self._environ = {name: self._unquoted(name, value) for name, value in environ.items()}
+
+    def _unquoted(self, name: str, value: str) -> str:
+        """In a list of a compose file, quotes around a value are part of it, which nobody wants."""
+        mark = value[:1]
+        if (
+            not name.startswith("TS")
+            or len(value) < 2
+            or mark not in ("'", '"')
+            or value.find(mark, 1) != len(value) - 1
+        ):
+            return value
+        self.notes.append(f"{name}: the quotes around its value are left out")
+        return value[1:-1]
 
     def given(self, name: str) -> str | None:
         return self._environ.get(name)

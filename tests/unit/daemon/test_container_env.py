@@ -36,6 +36,15 @@ def test_k04_blanks_in_quotes_and_an_empty_value_that_means_something() -> None:
     assert not any("routes" in flag for flag in read({}).up_flags)
 
 
+def test_k04_quotes_of_a_compose_list_are_not_part_of_the_value() -> None:
+    boot = read(
+        {"TS_AUTHKEY": '"tskey-auth-x"', "TS_EXTRA_ARGS": "'--hostname=a --accept-routes'", "TS_USERSPACE": '"true"'}
+    )
+    assert boot.auth_key == "tskey-auth-x" and boot.up_flags[1:] == ("--hostname=a", "--accept-routes=true")
+    assert "TS_AUTHKEY: the quotes around its value are left out" in boot.notes
+    assert "--hostname=b c" in read({"TS_EXTRA_ARGS": "\"--hostname=b c\" '--accept-routes'"}).up_flags
+
+
 def test_k04_two_names_for_the_key() -> None:
     assert read({"TS_AUTH_KEY": "k"}).auth_key == read({"TS_AUTHKEY": "k", "TS_AUTH_KEY": "k"}).auth_key == "k"
     boot = read({"TS_AUTHKEY": "one", "TS_AUTH_KEY": "two"})

@@ -305,6 +305,20 @@ async def test_local_disable_lets_everybody_in_also_after_a_restart() -> None:
         assert lone.peer_ids() == [2, 3]
 
 
+async def test_each_profile_has_its_own_lock() -> None:
+    control, store = LockControl(), MemoryStore()
+    async with locked(control, store=store) as lone:
+        await first_map(lone, control, signed_peer(2))
+        first = lone.engine.profiles.current.id
+        lone.engine.account.new_profile()
+        assert lone.engine.lock.authority is None and lone.engine.lock.refused == {}
+        lone.engine.account.switch_profile(first)
+        authority = lone.engine.lock.authority
+        assert authority is not None and authority.head == control.authority.head
+        lone.engine.account.delete_profile(first)
+        assert lone.engine.lock.authority is None and not [name for name in store.names() if "_tsd-lock" in name]
+
+
 async def test_status_and_log() -> None:
     control = LockControl()
     async with locked(control) as lone:

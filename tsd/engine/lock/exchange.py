@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -26,12 +27,12 @@ class Exchange:
         answer = await self._ask("bootstrap", {"Head": hash_text(head) if head else ""})
         return octets(answer.get("GenesisAUM")), octets(answer.get("DisablementSecret"))
 
-    async def offer(self, offer: Offer) -> tuple[Offer, list[AUM]]:
-        """What control has, and the updates that it thinks we lack."""
+    async def offer(self, offer: Offer) -> tuple[Offer, list[bytes]]:
+        """What control has, and the updates that it thinks we lack, as they came."""
         ancestors = [hash_text(made) for made in offer.ancestors]
         answer = await self._ask("sync/offer", {"Head": hash_text(offer.head), "Ancestors": ancestors})
         theirs = Offer(_hash(answer.get("Head")), tuple(map(_hash, _items(answer.get("Ancestors")))))
-        return theirs, [AUM.decode(octets(raw)) for raw in _items(answer.get("MissingAUMs"))]
+        return theirs, [octets(raw) for raw in _items(answer.get("MissingAUMs"))]
 
     async def send(self, head: bytes, updates: Sequence[AUM], *, is_interactive: bool = False) -> bytes:
         """Control's head afterwards."""
@@ -70,7 +71,7 @@ async def synced(exchange: Exchange, authority: Authority) -> Authority:
     if theirs.head == authority.head:
         return authority
     ours = authority.missing_from(theirs)
-    authority = authority.inform(missing)
+    authority = await asyncio.to_thread(lambda: authority.inform(map(AUM.decode, missing)))
     await exchange.send(authority.head, ours)
     return authority
 

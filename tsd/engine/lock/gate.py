@@ -22,7 +22,7 @@ from tsd.tka.rotations import obsolete_keys
 
 log = logging.getLogger(__name__)
 
-SLICE_PEERS = 40
+SLICE_PEERS = 20
 
 
 @dataclass(frozen=True, slots=True)

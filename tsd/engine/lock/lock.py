@@ -48,7 +48,8 @@ class TailnetLock:
 
     def _forget(self) -> None:
         self._gate: Gate | None = None
-        self._is_loaded = False
+        self._owner: str | None = None
+        """ID of the profile that the chain belongs to; empty while it has none yet."""
         self._is_saved = True
         self.is_ignored = False
         """The lock that control has is switched off on this node."""
@@ -87,11 +88,15 @@ class TailnetLock:
         return hash_text(authority.head) if authority is not None else ""
 
     def _load(self) -> None:
-        if self._is_loaded:
-            return
-        self._is_loaded = True
+        profile_id = self._engine.profiles.current.id
+        if self._owner is not None:
+            if self._owner in ("", profile_id):
+                self._owner = profile_id
+                return
+            self.leave()
+        self._owner = profile_id
         try:
-            found = keep.read(self._engine.options.hull.store, self._engine.profiles.current.id)
+            found = keep.read(self._engine.options.hull.store, profile_id)
         except TsdError as err:
             self._unreadable = f"the stored chain cannot be used ({err})"
             log.error(fields("tailnet lock: the stored chain cannot be used; no peer comes in", reason=err))
@@ -111,11 +116,11 @@ class TailnetLock:
 
     def save(self) -> None:
         """As soon as the login has a profile."""
-        profile_id = self._engine.profiles.current.id
+        authority, profile_id = self.authority, self._engine.profiles.current.id
         if self._is_saved or not profile_id:
             return
         try:
-            keep.write(self._engine.options.hull.store, profile_id, self.authority)
+            keep.write(self._engine.options.hull.store, profile_id, authority)
             self._is_saved = True
         except TsdError as err:
             self._engine.health.set("state-store-write", error=err)

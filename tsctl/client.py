@@ -59,11 +59,17 @@ def _what_to_check(path: str, error: OSError) -> str:
         return (
             f"  {path} is there but nobody listens: the daemon has died; look at `journalctl -u tsd` and start it again"
         )
+    if error.errno == errno.ETIMEDOUT:
+        return (
+            f"  {path} takes connections, but the daemon has not answered for {ANSWER_S:.0f} s: it is frozen, or its"
+            " machine stalls; look at `journalctl -u tsd`, or restart it"
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"  no permission to open {path}: run this as root, or check the folder's permissions"
     return f"  {path}: {error.strerror or error}; check that the daemon runs and that --socket is right"
 
 
+ANSWER_S = 30.0
 NOT_HTTP = "the socket does not speak HTTP: is it the daemon's?"
 
 
@@ -188,7 +194,11 @@ class LocalClient:
         return reply
 
     def get(self, name: str) -> Any:
-        return self.call("GET", name).json()
+        """What the daemon knows without waiting for anybody; it has some time for that, not for ever."""
+        try:
+            return self.call("GET", name, timeout_s=ANSWER_S).json()
+        except TimeoutError:
+            raise Unreachable(self.path, OSError(errno.ETIMEDOUT, "")) from None
 
     def status(self, with_peers: bool = True) -> dict[str, Any]:
         found = self.get("status" if with_peers else "status?peers=false")

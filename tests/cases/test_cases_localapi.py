@@ -4,9 +4,11 @@ import asyncio
 import copy
 import json
 import os
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -95,7 +97,6 @@ def test_c03_status_exit_code_and_json_in_every_state(cli: Cli, state: str) -> N
 
 
 def test_c03_absent_dead_and_forbidden_sockets(capsys: pytest.CaptureFixture) -> None:
-    import socket
 
     with tempfile.TemporaryDirectory(prefix="tsd") as folder:
         dead = f"{folder}/dead"
@@ -110,6 +111,20 @@ def test_c03_absent_dead_and_forbidden_sockets(capsys: pytest.CaptureFixture) ->
                 assert out == "" and err.splitlines()[0] == "failed to connect to local tsd; is it running?"
                 texts.append(err)
         assert texts[0] == texts[1] and texts[0] != texts[2]
+
+
+@pytest.mark.parametrize("words", [("status",), ("status", "--json"), ("ip",), ("wait", "--timeout=1ms")])
+def test_c03_a_daemon_that_is_frozen_does_not_freeze_its_callers(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after SIGSTOP: the kernel still takes connections for it."""
+    monkeypatch.setattr("tsctl.client.ANSWER_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(4)
+        assert run([f"--socket={tmp_path / 's'}", *words]) == 1
+    told = capsys.readouterr().err
+    assert "timed out" in told if words[0] == "wait" else "takes connections, but the daemon has not answered" in told
 
 
 def test_c04_suggested_command_is_complete_and_works(cli: Cli) -> None:

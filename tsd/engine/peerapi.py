@@ -1,7 +1,7 @@
 """PeerAPI: the small HTTP service that every node offers to its peers on the overlay.
 
 Routes and access rules: tailscale: ipn/ipnlocal/peerapi.go. Serves the hello page (whose HEAD is the peerapi ping)
-and DNS over HTTP; everything else is 404. HTTP/1.1 by h11 over a `hull.Stream`.
+and DNS over HTTP; files are refused with the reason, everything else is 404. HTTP/1.1 by h11 over a `hull.Stream`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import logging
 import zlib
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 << 10
 IDLE_S = 60.0
+LINGER_S = 2.0
+"""For a sender that is answered before it has sent all, to see that."""
+_FILES = "/v0/put/"
 _TRIES = 5
 
 
@@ -116,6 +120,7 @@ class PeerApi:
                 response = await self._answer(request, stream.remote.ip)
                 await _write_response(connection, stream, request, response)
                 if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
+                    await _linger(connection, stream)
                     break
                 connection.start_next_cycle()
         except (h11.ProtocolError, OSError, TimeoutError) as err:
@@ -138,6 +143,8 @@ class PeerApi:
             return await self._dns(request, url.query, caller)
         if url.path == "/":
             return self._hello(caller)
+        if url.path.startswith(_FILES):
+            return _Response(403, b"this node takes no files: Taildrop is not part of tsd\n")
         return _Response(404, b"404 page not found\n")
 
     def _refusal(self, request: _Request) -> str:
@@ -195,6 +202,8 @@ async def _read_request(connection: h11.Connection, stream: Stream) -> _Request 
         elif isinstance(event, h11.Request):
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
             request = _Request(event.method.decode(), event.target.decode("latin-1"), headers)
+            if request.target.startswith(_FILES):
+                return request
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > MAX_BODY_BYTES:
@@ -204,6 +213,14 @@ async def _read_request(connection: h11.Connection, stream: Stream) -> _Request 
             return request
         else:
             return None
+
+
+async def _linger(connection: h11.Connection, stream: Stream) -> None:
+    """Closing at once while the other end still sends would take the answer away from it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S if connection.their_state is h11.SEND_BODY else 0):
+            while await stream.read(65536):
+                pass
 
 
 async def _write_response(connection: h11.Connection, stream: Stream, request: _Request, response: _Response) -> None:

@@ -90,6 +90,15 @@ class TestPeerApi:
     async def test_browsers_are_refused(self, served: _Served, head: str) -> None:
         assert (await served.ask(f"GET / HTTP/1.1\r\n{head}\r\n\r\n".encode())).startswith(b"HTTP/1.1 403")
 
+    async def test_c07_a_file_is_refused_with_the_reason_before_all_of_it_has_come(self, served: _Served) -> None:
+        head = b"PUT /v0/put/a%20b.txt HTTP/1.1\r\nHost: peer\r\nContent-Length: 99999999\r\n\r\n"
+        stream = await served.client.connect(AddrPort(OWN, served.api.ports[OWN]))
+        await stream.write(head + bytes(1000))
+        answer = await asyncio.wait_for(stream.read(65536), 5)
+        assert answer.startswith(b"HTTP/1.1 403") and b"this node takes no files" in answer
+        await stream.close()
+        assert b"this node takes no files" in await served.ask(head.replace(b"99999999", b"0"))
+
     async def test_strangers_are_refused(self, served: _Served) -> None:
         served.host.caller = None
         assert (await served.ask(b"GET / HTTP/1.1\r\nHost: peer\r\n\r\n")).startswith(b"HTTP/1.1 403")

@@ -18,7 +18,7 @@ from tsd.base.keys import NodePublic
 from tsd.engine.control.hostinfo import self_report
 from tsd.engine.lock import lock as lock_module
 from tsd.engine.lock.exchange import Exchange
-from tsd.engine.lock.lock import LOCKED_OUT, UNVERIFIED
+from tsd.engine.lock.lock import BEHIND, LOCKED_OUT, UNVERIFIED
 from tsd.engine.lock.orders import LockOrders
 from tsd.tailcfg.mapresponse import decode_map_response
 from tsd.tka.aum import AUM, hash_text, parse_hash
@@ -260,7 +260,7 @@ async def test_a_chain_of_strangers_is_not_followed() -> None:
         await first_map(lone, control, signed_peer(2))
         control.genesis, control.authority = new_genesis(trusted(9), signer=9), new_authority(trusted(1), trusted(9))
         await tell(lone, TKAInfo=control.info(), PeersChanged=[signed_peer(3, signer=9)])
-        assert lone.peer_ids() == [2]
+        assert lone.peer_ids() == [2] and lone.engine.health.is_broken(BEHIND)
 
 
 async def test_a_damaged_chain_lets_nobody_in() -> None:
@@ -303,6 +303,19 @@ async def test_local_disable_lets_everybody_in_also_after_a_restart() -> None:
     async with locked(control, store=store) as lone:
         await first_map(lone, control, signed_peer(2), peer_json(3))
         assert lone.peer_ids() == [2, 3]
+
+
+async def test_a_lock_that_was_begun_anew_is_obeyed_once_the_old_one_is_forgotten() -> None:
+    control = LockControl()
+    async with locked(control) as lone:
+        await first_map(lone, control, signed_peer(2), signed_peer(3, signer=9))
+        control.genesis = new_genesis(trusted(9), signer=9, state_id=(5, 6))
+        control.authority = Authority.bootstrap(control.genesis)
+        await tell(lone, TKAInfo=control.info())
+        assert lone.peer_ids() == [2]
+        LockOrders(lone.engine).disable_here()
+        await until(lambda: lone.peer_ids() == [3])
+        assert not lone.engine.health.is_broken(BEHIND)
 
 
 async def test_each_profile_has_its_own_lock() -> None:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 10.0
 """How long a netmap waits for the lock; afterwards it is worked in with what is known."""
 RETRY_S, MAX_RETRY_S = 5.0, 300.0
-LOCKED_OUT, UNVERIFIED = "tailnet-lock", "tailnet-lock-unverified"
+LOCKED_OUT, UNVERIFIED, BEHIND = "tailnet-lock", "tailnet-lock-unverified", "tailnet-lock-behind"
 
 
 class TailnetLock:
@@ -72,7 +72,7 @@ class TailnetLock:
         """Another login follows."""
         self.close()
         self._forget()
-        self._engine.health.clear(LOCKED_OUT, UNVERIFIED)
+        self._engine.health.clear(LOCKED_OUT, UNVERIFIED, BEHIND)
 
     # --- the chain
 
@@ -166,10 +166,12 @@ class TailnetLock:
         try:
             await self._sync()
             self._retry_s = RETRY_S
+            self._engine.health.clear(BEHIND)
         except TsdError as err:
             pause_s, self._retry_s = self._retry_s, min(self._retry_s * 2, MAX_RETRY_S)
             log.warning(fields("tailnet lock: no news from control", reason=err, retry_s=pause_s))
             self._trouble = str(err)
+            self._engine.health.set_if(BEHIND, self.authority is not None, error=err)
         if self._is_behind():
             self._retry = asyncio.get_running_loop().call_later(pause_s, self._start)
         self._engine.tailnet.sift_anew()
@@ -221,22 +223,30 @@ class TailnetLock:
         return exchange.checked(await control.ask_about_lock(path, {"NodeKey": str(key.public()), **request}))
 
     def ignore(self) -> bool:
-        """Let everybody in, here, whatever this lock says; False when there is none."""
-        authority, account = self.authority, self._engine.account
-        if authority is None and not (self._unreadable or self._trouble):
+        """Let everybody in, here, whatever this lock says; False when there is none.
+
+        Another lock, begun after this one, will be obeyed. One that never told who it is, not before a restart.
+        """
+        authority, told = self.authority, self._engine.tailnet.told
+        if authority is None and not self._unreadable and not (told is not None and self.is_enforced(told)):
             return False
         if authority is not None:
-            account.disallow_lock(exchange.state_id_text(authority.state_id))
-        self.is_ignored = True
-        self.adopt(None)
+            self._engine.account.disallow_lock(exchange.state_id_text(authority.state_id))
+        self.is_ignored = authority is None
+        self._is_saved = False
+        self._gate, self._settled = None, None
         self._trouble = self._unreadable = ""
+        self.save()
+        self._engine.health.clear(BEHIND)
         self._engine.tailnet.sift_anew()
         self._engine.report_self()
+        self._start()
         return True
 
     # --- enforcement
 
     def is_enforced(self, told: Netmap) -> bool:
+        """A node that has obeyed no lock since one was switched off on it waits until it knows which one this is."""
         if self.authority is not None or self._unreadable:
             return True
         return told.is_locked and not self.is_ignored and not (self._disallowed and self._settled is None)

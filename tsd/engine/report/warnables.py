@@ -238,6 +238,15 @@ _ALL = (
         impacts_connectivity=True,
     ),
     Warnable(
+        "tailnet-lock-behind",
+        "medium",
+        "control",
+        "No news of tailnet lock",
+        "What changed in tailnet lock does not reach this node ({error}); what it knew before is in force. If the lock"
+        " was switched off and on again meanwhile, `tsctl lock local-disable` makes it forget the old one.",
+        visible_after_s=30.0,
+    ),
+    Warnable(
         "captive-portal-detected",
         "high",
         "network",

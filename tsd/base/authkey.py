@@ -1,7 +1,7 @@
 """Auth keys as users give them: the key, or `file:PATH`. One rule for the command line, the config file and the API.
 
-A key is opaque, its form is its server's business: white space around it (and a byte order mark) is cut, white space
-and control characters in it are refused.
+A key is opaque, its form is its server's business: white space around it, a byte order mark and quotes around the
+whole of it (as compose and environment files keep them) are cut; white space and control characters in it are refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ _FILE = "file:"
 def check_auth_key(text: str, where: str = "the auth key") -> str:
     """The key itself. Raises `ConfigError`."""
     key = text.lstrip("\ufeff").strip()
+    if len(key) > 2 and key[0] == key[-1] and key[0] in "\"'":
+        key = key[1:-1]
     if not key:
         raise ConfigError(f"{where} is empty: give a key, or {_FILE}PATH")
     if any(char.isspace() or not char.isprintable() for char in key):

@@ -82,6 +82,8 @@ def test_auth_keys_from_files(tmp_path: Path) -> None:
     loaded = load_config(str(config))
     assert loaded is not None and loaded.auth_key == "tskey-auth-x"
     assert loaded.masked_prefs["LoggedOutSet"] is True
+    path.write_bytes(b"'tskey-auth-x'\n")
+    assert read_auth_key(f"file:{path}") == read_auth_key('"tskey-auth-x"') == "tskey-auth-x"
     for wrong, text in ((b"", "is empty"), (b"a b", "white space"), (b"\xff", "not text")):
         path.write_bytes(wrong)
         with pytest.raises(ConfigError, match=text):

@@ -287,8 +287,18 @@ def _as_typed(flag: Flag, value: str | int | float) -> str:
 def checked_url(url: str) -> str:
     """The login server as given; refused when it is no http(s) URL."""
     scheme, separator, rest = url.partition("://")
-    if url and (not separator or scheme not in ("http", "https") or not rest.strip("/") or " " in url):
-        raise UsageError(f"invalid --login-server {ctx.quoted(url)}; it must be an http or https URL")
+    url = f"{scheme.lower()}{separator}{rest}"
+    if url and (not separator or not url.startswith(("http:", "https:")) or not rest.strip("/") or " " in url):
+        hint = f", such as https://{url}" if url and not separator and " " not in url else ""
+        raise UsageError(f"invalid --login-server {ctx.quoted(url)}; it must be an http or https URL{hint}")
+    if url:
+        from tsd.base.errors import ConfigError
+        from tsd.base.login_url import parse_login_server
+
+        try:
+            parse_login_server(url)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
     return url
 
 

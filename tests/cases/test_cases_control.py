@@ -17,12 +17,12 @@ from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError, ControlError, DecodeError
 from tsd.base.keys import MachinePrivate
+from tsd.base.login_url import is_private_host, parse_login_server
 from tsd.tailcfg.mapping import MapRequest
 from tsd.tailcfg.register import RegisterRequest
 from tsd.transport import dial, frontdoor
 from tsd.transport.control import ControlClient
 from tsd.transport.control_server import accept_control
-from tsd.transport.login_url import is_private_host, parse_login_server
 from tsd.transport.map_stream import MAX_FRAME_BYTES, MapStream
 from tsd.transport.proxy_env import ProxySettings
 from tsd.transport.zstd import compress, decompress, zstd

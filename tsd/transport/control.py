@@ -19,6 +19,7 @@ from tsd.base.entropy import Entropy, system_entropy
 from tsd.base.errors import ConfigError, ControlError, DecodeError, ProtocolError
 from tsd.base.keys import MachinePrivate, MachinePublic, NodePublic
 from tsd.base.log import fields
+from tsd.base.login_url import LoginServer, parse_login_server
 from tsd.http2.machine import Headers
 from tsd.tailcfg.mapping import MapRequest
 from tsd.tailcfg.register import OverTLSPublicKeys, RegisterRequest, RegisterResponse
@@ -27,7 +28,6 @@ from tsd.transport.control_text import HandshakeRefused, is_upgraded, key_refusa
 from tsd.transport.dial import Connection, Dial, HostDial, unverified_context, verified_context
 from tsd.transport.h2 import Http2Client, Http2Response, StreamLost
 from tsd.transport.http import HttpResponse, exchange, upgrade
-from tsd.transport.login_url import LoginServer, parse_login_server
 from tsd.transport.map_stream import MapStream
 from tsd.transport.noise_stream import NoiseStream
 from tsd.transport.proxy_env import ProxySettings

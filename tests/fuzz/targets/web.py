@@ -20,6 +20,7 @@ from tsd.base.clock import ManualClock
 from tsd.base.entropy import SeededEntropy
 from tsd.base.errors import ConfigError, ControlError, ProtocolError
 from tsd.base.keys import NodePrivate
+from tsd.base.login_url import parse_login_server
 from tsd.engine import peerapi
 from tsd.hull import Stream
 from tsd.localapi.server import LocalApiServer
@@ -31,7 +32,6 @@ from tsd.transport.derp_dial import DerpOptions
 from tsd.transport.dial import open_tunnel
 from tsd.transport.h2 import Http2Client, Http2Request, Http2Server, StreamLost
 from tsd.transport.http import exchange, upgrade
-from tsd.transport.login_url import parse_login_server
 from tsd.transport.map_stream import MapStream
 from tsd.transport.proxy_env import Proxy, ProxySettings
 from tsplatform.userspace.proxies.http import HttpSession

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tsd.base.errors import ConfigError
+from tsd.base.login_url import parse_login_server
 from tsd.engine.account import gojson
 from tsd.engine.account.prefs import FIELDS, Prefs, PrefsError
-from tsd.transport.login_url import parse_login_server
 
 # Fields that MaskedPrefs can set; `Config` (the identity) is not the user's to edit.
 _EDITABLE = tuple(name for name in FIELDS if name != "Config")

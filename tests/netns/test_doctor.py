@@ -170,14 +170,23 @@ def test_f08_a_drop_of_another_kind(net: Lab, chain: str, rule: str) -> None:
         wait_for(lambda: "names" not in net.faults(net.k, "--network=false"), 30, "names")
 
 
-@pytest.mark.parametrize("route", ["blackhole default", "default dev eth0"])
-def test_a_rule_of_another_program_before_ours(net: Lab, route: str) -> None:
-    made = f"ip route add {route} table 99; ip rule add pref 100 lookup 99"
-    with _undone(net, net.k, made, "ip route flush table 99; ip rule del pref 100 2>/dev/null || true"):
+@pytest.mark.parametrize(
+    ("route", "rule"),
+    [
+        ("blackhole default", "pref 100"),
+        ("default dev eth0", "not fwmark 0xca6c"),  # as wg-quick does it: the kernel puts it before all others
+    ],
+)
+def test_a_rule_of_another_program_before_ours(net: Lab, route: str, rule: str) -> None:
+    undo = "ip route flush table 99; while ip rule del table 99 2>/dev/null; do :; done"
+    with _undone(net, net.k, f"ip route add {route} table 99; ip rule add {rule} lookup 99", undo):
+        wait_for(lambda: "asked before ours" in str(net.k.status()["Health"]), 30, "the warning")
         found = net.faults(net.k, "--network=false")
         assert found["routing"]["layer"] == "hull" and "another program" in found["routing"]["cause"], found
         net.sh(net.k, found["routing"]["fix"].partition(",")[0])
         assert "routing" not in net.faults(net.k, "--network=false")
+        assert "lookup 99" in net.lab.run(net.k.namespace, "ip", "rule")
+        wait_for(lambda: "asked before ours" not in str(net.k.status()["Health"]), 30, "the end of the warning")
 
 
 def test_f10_forwarding_off_with_advertised_routes(net: Lab) -> None:

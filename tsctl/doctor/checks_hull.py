@@ -100,12 +100,12 @@ def _detours(hull: dict[str, Any]) -> Iterator[Finding]:
     cause = f"this host sends packets for {found[0].get('To')}{more} {way} instead of through {hull.get('Device')}"
     rules = list(dict.fromkeys(rule for one in found for rule in one.get("Rules") or ()))
     cause += ", because a rule of another program is asked before ours" if rules else ": routing is not as tsd set it"
-    above = int(hull.get("RulePriority") or 0) + _OUR_RULES
-    fix = f"{rules[0]}, or give that rule a priority above {above}" if rules else "look at `ip rule` and `ip route get`"
+    moved = " && ".join(rules[:_MOST_RULES])
+    fix = f"{moved}, so that it is asked after ours" if rules else "look at `ip rule` and `ip route get`"
     yield Finding("hull", cause, fix)
 
 
-_OUR_RULES = 1000
+_MOST_RULES = 6
 _FIND_THE_TAKER = (
     "see who does it with `ip monitor rule route` and `nft monitor`: systemd-networkd (set"
     " ManageForeignRoutingPolicyRules=no and ManageForeignRoutes=no), a firewall script that flushes, cron"
@@ -260,7 +260,12 @@ def _number(sysctl: dict[str, str], name: str) -> int:
 CHECKS = (
     Check("device", "a network device, when one was asked for", device, ("device-down",)),
     Check("rights", "CAP_NET_ADMIN", rights),
-    Check("routing", "our rules, routes and firewall are in place", routing, ("router-failed", "routing-fight")),
+    Check(
+        "routing",
+        "our rules, routes and firewall are in place",
+        routing,
+        ("router-failed", "routing-fight", "routing-detour"),
+    ),
     Check("firewall", "no foreign rule drops our traffic", firewall, ("foreign-drop",)),
     Check("rp-filter", "strict rp_filter does not cut us off", reverse_path, ("rp-filter-strict",)),
     Check("ip-forwarding", "forwarding is on for advertised routes", forwarding, ("ip-forwarding-off",)),

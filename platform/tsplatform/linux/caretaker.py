@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from tsd.base.errors import HullError
 from tsd.hull import Report, RouterConfig
-from tsplatform.linux.checks import read_ruleset
+from tsplatform.linux.checks import detours, in_words, read_ruleset
 from tsplatform.linux.hostnames import HostNames
 from tsplatform.linux.netfilter.choose import NFTABLES
 from tsplatform.linux.netfilter.foreign import foreign_drops
@@ -62,6 +62,7 @@ class Caretaker:
         self._foreign_at = -FOREIGN_PACE_S
         self._foreign_cost_s = 0.0
         self._foreign_task: asyncio.Task[None] | None = None
+        self._detour_task: asyncio.Task[None] | None = None
 
     def start(self, report: Report) -> None:
         self._report = report
@@ -78,8 +79,9 @@ class Caretaker:
         for timer in (self._timer, self._foreign_timer):
             if timer is not None:
                 timer.cancel()
-        if self._foreign_task is not None:
-            self._foreign_task.cancel()
+        for task in (self._foreign_task, self._detour_task):
+            if task is not None:
+                task.cancel()
         if self._legacy is not None:
             self._legacy.close()
 
@@ -108,6 +110,8 @@ class Caretaker:
             self._repairs.append((now, self._router.put_back))
         self._tell_fight(now)
         self._tell_facts()
+        if self._detour_task is None or self._detour_task.done():
+            self._detour_task = asyncio.get_running_loop().create_task(self._find_detours())
 
     def _tell_fight(self, now: float) -> None:
         recent = [what for at, what in self._repairs if now - at < FIGHT_S]
@@ -147,6 +151,18 @@ class Caretaker:
         self._report("rp-filter-strict", ", ".join(_strict(config)))
         is_exit = any(prefix.prefixlen == 0 for prefix in config.subnet_routes)
         self._report("nosnat-with-advertised-exit-node", "off" if is_exit and not config.snat_subnet_routes else "")
+
+    async def _find_detours(self) -> None:
+        """Rules of others that are asked before ours: a VPN's, by default, is put before all that are there."""
+        config = self._threaded.config
+        found = []
+        if config.local_addresses and self._is_up():
+            versions = (4,) if self._router.ipv6_off_because else (4, 6)
+            try:
+                found = await asyncio.to_thread(detours, self._names, config, versions)
+            except HullError:
+                return
+        self._report("routing-detour", in_words(found, self._names.device))
 
     # --- drops of others
 

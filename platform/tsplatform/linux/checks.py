@@ -15,19 +15,21 @@ from typing import Any
 from tsd.base.addr import IPAddress
 from tsd.base.errors import HullError
 from tsd.hull import RouterConfig
-from tsplatform.linux.hostnames import BYPASS_MARK, HostNames
+from tsplatform.linux.hostnames import BYPASS_MARK, SLOTS, HostNames
 from tsplatform.linux.netfilter.foreign import foreign_drops
 from tsplatform.linux.netfilter.remedy import remedy_for
 from tsplatform.linux.programs import environment
 from tsplatform.linux.router import ipv6_trouble_of, present_rules, rules_of
-from tsplatform.linux.rtnetlink import RtNetlink
+from tsplatform.linux.rtnetlink import RtNetlink, Rule
 
 Json = dict[str, Any]
 
 SHOWN = 8
 """At most so many of a kind are named."""
 _OFF = 0
-_NFT_LIMIT_S = 20.0
+_NFT_LIMIT_S, _IP_LIMIT_S = 20.0, 5.0
+_AFTER_OURS = 6400
+"""The rules of all slots lie before it, also those of exit nodes."""
 _OUR_CHAINS = "tsd-"
 
 
@@ -120,18 +122,48 @@ def detours(names: HostNames, config: RouterConfig, versions: tuple[int, ...]) -
         index = kernel.index_of(names.device)
         lan = [ip_network((ip, length), strict=False) for number, ip, length in kernel.addresses() if number != index]
         for version in versions:
-            earlier = kernel.rules(version, 1, HostNames(names.device).priority)
+            earlier = [rule for rule in kernel.rules(version, 1, _AFTER_OURS) if not _is_ours(rule)]
             for ip in _samples(config, version):
                 if any(ip in network for network in lan):
                     continue
                 way = kernel.way(ip)
                 if way.oif != index:
                     near = [rule for rule in earlier if rule.table == way.table or not way.oif]
-                    rules = [f"ip -{version} rule del pref {rule.priority}" for rule in near]
+                    rules = [_move(version, rule.priority) for rule in near]
                     found.append({"To": str(ip), "By": way.device, "Rules": rules[:SHOWN]})
+                    break  # the same rule most likely catches the others too
     finally:
         kernel.close()
     return found
+
+
+def _is_ours(rule: Rule) -> bool:
+    """Of any daemon of this kind on the host."""
+    slots = [HostNames("", slot) for slot in range(SLOTS)]
+    return rule.mark == BYPASS_MARK or rule.table in {table for one in slots for table in (one.table, one.exit_table)}
+
+
+def in_words(found: list[Json], device: str) -> str:
+    """For health; only what a rule of another program is to blame for."""
+    to_blame = [one for one in found if one["Rules"]]
+    if not to_blame:
+        return ""
+    way = f"by {to_blame[0]['By']}" if to_blame[0]["By"] else "nowhere"
+    return f"packets for {to_blame[0]['To']} go {way} instead of through {device}: {to_blame[0]['Rules'][0]}"
+
+
+def _move(version: int, priority: int) -> str:
+    """A command line that has a rule asked after ours, and does what it did else."""
+    delete = f"ip -{version} rule del pref {priority}"
+    try:
+        words = ["ip", f"-{version}", "rule", "show", "pref", str(priority)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_IP_LIMIT_S, check=True, env=environment())
+    except (OSError, subprocess.SubprocessError):
+        return delete
+    shown = done.stdout.strip().partition("\t")[2].strip()
+    if not shown or "\n" in shown:
+        return delete
+    return f"{delete} && ip -{version} rule add pref {_AFTER_OURS + priority % 100} {shown}"
 
 
 _WORLD: dict[int, IPAddress] = {4: ip_address("192.0.2.1"), 6: ip_address("2001:db8::1")}

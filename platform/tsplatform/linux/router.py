@@ -289,9 +289,15 @@ def rules_of(version: int, names: HostNames, uses_exit_node: bool = False) -> li
 
 
 def present_rules(kernel: Kernel, version: int, names: HostNames) -> list[Rule]:
-    """What has the priorities of a slot."""
-    own = kernel.rules(version, names.priority, names.priority + 100)
-    return own + kernel.rules(version, names.exit_priority, names.exit_priority + 1)
+    """What has one of our priorities, and what of ours lies between them.
+
+    A rule that is added without a priority gets the one before all that are there (wg-quick's do): it is not ours.
+    """
+    numbers = {rule.priority for rule in rules_of(version, names, uses_exit_node=True)}
+    there = kernel.rules(version, names.priority, names.priority + 100)
+    there += kernel.rules(version, names.exit_priority, names.exit_priority + 1)
+    tables = (names.table, names.exit_table)
+    return [r for r in there if r.priority in numbers or r.table in tables or r.mark & MARK_MASK == BYPASS_MARK]
 
 
 def is_barred(kernel: Kernel, names: HostNames) -> bool:

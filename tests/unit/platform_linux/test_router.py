@@ -164,6 +164,17 @@ def test_what_somebody_flushed_or_added_is_put_right(bed: Bed) -> None:
     assert bed.router.put_back == ("addresses", "routes", "routing rules")
 
 
+def test_rules_that_the_kernel_put_right_before_ours_are_not_ours(bed: Bed) -> None:
+    """wg-quick names no priority and gets one below the lowest: 5309, then 5308."""
+    foreign = {Rule(4, 5309, 51820, 0xCA6C, 0xFFFFFFFF), Rule(4, 5308, 254)}
+    bed.router.apply(CONFIG)
+    bed.kernel.present[4] |= foreign
+    bed.router.apply(CONFIG)
+    assert foreign <= bed.kernel.present[4] and bed.router.put_back == ()
+    bed.router.revert()
+    assert bed.kernel.present[4] == foreign
+
+
 def test_a_failed_addition_keeps_what_is_there_and_says_so(bed: Bed) -> None:
     bed.router.apply(CONFIG)
     bed.kernel.refuses = "add the route 100.64.0.9"

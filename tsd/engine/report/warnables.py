@@ -330,6 +330,14 @@ _ALL = (
         impacts_connectivity=True,
     ),
     Warnable(
+        "routing-detour",
+        "high",
+        "hull",
+        "Another program routes tailnet traffic elsewhere",
+        "A routing rule of another program is asked before ours, so {error}.",
+        impacts_connectivity=True,
+    ),
+    Warnable(
         "foreign-drop",
         "high",
         "hull",

@@ -32,6 +32,7 @@ _RESOLVCONF_FOLDER = "/run/resolvconf/"
 _OWNERS = ("systemd-resolved", "NetworkManager", "resolvconf")
 _NM_DNS_PATH = f"{NETWORK_MANAGER_PATH}/DnsManager"
 _TOOL_S = 5.0
+_DEBIAN, _OPENRESOLV, _RESOLVECTL = "debian", "openresolv", "resolvectl"
 MISWIRED = (
     "NetworkManager and systemd-resolved do not work together: /etc/resolv.conf should be a link to"
     " /run/systemd/resolve/stub-resolv.conf"
@@ -68,7 +69,7 @@ class Surveyor(Protocol):
         """Raises `HullError`."""
 
     def resolvconf_flavour(self) -> str:
-        """ "debian", "openresolv", or "" for none."""
+        """ "debian", "openresolv", "resolvectl", or "" for none."""
 
 
 async def choose(survey: Surveyor) -> Choice:
@@ -93,7 +94,8 @@ async def choose(survey: Surveyor) -> Choice:
             choice.because.append("resolv.conf is a link to resolvconf's")
             _by_resolvconf(choice, survey)
     elif owner == "resolvconf":
-        _by_resolvconf(choice, survey)
+        if _by_resolvconf(choice, survey) and answers and _is_resolver(choice, survey, before.content):
+            return await _by_resolved(choice, survey)
     elif owner == "NetworkManager" and _is_resolver(choice, survey, before.content):
         return await _by_network_manager(choice, survey)
     return choice
@@ -169,11 +171,13 @@ async def _by_version(choice: Choice, survey: Surveyor) -> bool:
     return must_be_asked
 
 
-def _by_resolvconf(choice: Choice, survey: Surveyor) -> None:
+def _by_resolvconf(choice: Choice, survey: Surveyor) -> bool:
+    """Whether it is systemd-resolved under another name, which keeps no records for us: then the file decides."""
     flavour = survey.resolvconf_flavour()
     choice.because.append(f"resolvconf is {flavour or 'not installed'}")
-    if flavour:
-        choice.mode = Mode.DEBIAN_RESOLVCONF if flavour == "debian" else Mode.OPENRESOLV
+    if flavour in (_DEBIAN, _OPENRESOLV):
+        choice.mode = Mode.DEBIAN_RESOLVCONF if flavour == _DEBIAN else Mode.OPENRESOLV
+    return flavour == _RESOLVECTL
 
 
 class HostSurveyor:
@@ -221,5 +225,7 @@ class HostSurveyor:
             done = subprocess.run([program, "--version"], capture_output=True, timeout=_TOOL_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as err:
             raise HullError("ask resolvconf for its version", str(err)) from None
+        if done.stdout.startswith(b"systemd ") or os.path.basename(os.path.realpath(program)) == _RESOLVECTL:
+            return _RESOLVECTL
         is_debian = done.returncode == 99 or b"Debian resolvconf" in done.stdout
-        return "debian" if is_debian else "openresolv"
+        return _DEBIAN if is_debian else _OPENRESOLV

@@ -190,6 +190,18 @@ class TestDialer:
         assert await dialer.open_datagram(parse_ip("100.64.0.7")) == "port"
         assert await dialer.open_datagram(parse_ip("192.0.2.1")) is None
 
+    async def test_u05_our_own_address_is_the_loopback_of_either_family(self) -> None:
+        dialer = Dialer(_Net(), _Names())  # type: ignore[arg-type]
+        try:
+            server = await asyncio.start_server(lambda reader, writer: writer.close(), "::1", 0)
+        except OSError:
+            pytest.skip("this host has no ::1")
+        port = server.sockets[0].getsockname()[1]
+        (await dialer.dial("100.64.0.1", port)).abort()
+        server.close()
+        with pytest.raises(ConnectionRefusedError):
+            await dialer.dial("100.64.0.1", port)
+
     async def test_service_addresses_are_answered_here_or_refused_at_once(self) -> None:
         dialer = Dialer(_Net(), _Names())  # type: ignore[arg-type]
         for host in ("100.100.100.100", "[fd7a:115c:a1e0::53]"):

@@ -16,7 +16,7 @@ from tsd.hull import DatagramPort, OverlayNet, Stream
 from tsd.transport.dial import Protect
 from tsd.transport.host import connect_host
 
-LOOPBACK = parse_ip("127.0.0.1")
+LOOPBACK, LOOPBACK_V6 = parse_ip("127.0.0.1"), parse_ip("::1")
 LEAST_SHARE_S = 2.0
 _SERVICES = frozenset((QUAD_100, QUAD_100_V6))
 
@@ -109,8 +109,16 @@ class Dialer:
         return await connect_host(remote, timeout_s, self._protect)
 
     async def _dial_self(self, remote: AddrPort, timeout_s: float) -> Stream:
-        """Our own overlay address: without a device, what peers reach there is the host's loopback."""
-        return await connect_host(remote if self._has_device else AddrPort(LOOPBACK, remote.port), timeout_s)
+        """Our own overlay address: without a device, what peers reach there is the host's loopback of either family."""
+        if self._has_device:
+            return await connect_host(remote, timeout_s)
+        try:
+            return await connect_host(AddrPort(LOOPBACK, remote.port), timeout_s)
+        except ConnectionRefusedError as refusal:
+            try:
+                return await connect_host(AddrPort(LOOPBACK_V6, remote.port), timeout_s)
+            except OSError:
+                raise refusal from None
 
     async def open_datagram(self, ip: IPAddress) -> DatagramPort | None:
         """A UDP port for talking to `ip`: on the overlay, or None when the host's own socket should be used."""

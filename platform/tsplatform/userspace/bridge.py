@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tsd.netstack.tcp import constants as c
 from tsd.netstack.tcp.segment import Buffer
-from tsplatform.userspace.readiness import READABLE, WRITABLE, Readiness
+from tsplatform.userspace.readiness import FAILED, READABLE, WRITABLE, Readiness
 from tsplatform.userspace.streams import OverlayStream
 
 _READ_BYTES = 256 << 10
@@ -56,6 +56,7 @@ class Bridge:
         self._is_host_eof = False
         self._is_overlay_eof = False
         self._is_paused = False
+        self._is_read_due = False
         self._is_done = False
         stream.sink = self._on_overlay
 
@@ -72,6 +73,9 @@ class Bridge:
     # -- host → overlay ----------------------------------------------------------------------------------------
 
     def _on_host(self, bits: int) -> None:
+        if bits & FAILED and self._is_paused:
+            self._fail_overlay()
+            return
         if bits & WRITABLE and self._unsent is not None:
             self._on_host_writable()
         if bits & READABLE:
@@ -80,12 +84,21 @@ class Bridge:
     def _resume_host(self) -> None:
         if self._is_paused:
             self._is_paused = False
-            self._loop.call_soon(self._on_host_readable)
+            self._read_on_soon()
+
+    def _read_on_soon(self) -> None:
+        if not self._is_read_due:
+            self._is_read_due = True
+            self._loop.call_soon(self._on_read_due)
+
+    def _on_read_due(self) -> None:
+        self._is_read_due = False
+        self._on_host_readable()
 
     def _on_host_readable(self) -> None:
         """Reads until there is no more, or for a while: others wait too."""
         connection = self._connection
-        if self._is_paused or self._is_host_eof or self._is_done:
+        if self._is_paused or self._is_host_eof or self._is_done or self._is_read_due:
             return
         for _ in range(_READS_PER_WAKE):
             try:
@@ -111,7 +124,7 @@ class Bridge:
             if len(data) == self._read_bytes:
                 self._read_bytes = _READ_BYTES
         else:
-            self._loop.call_soon(self._on_host_readable)
+            self._read_on_soon()
         self._touch()
         self._finish_if_both_ended()
 

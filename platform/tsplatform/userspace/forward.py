@@ -146,6 +146,7 @@ class Forwarder:
 
     def _dial(self, attempt: SynReceived, target: AddrPort) -> None:
         try:
+            ready = self.readiness
             sock = socket.socket(socket.AF_INET if target.ip.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
         except OSError as err:
             self._note("no_socket", err)
@@ -161,14 +162,14 @@ class Forwarder:
             if self._protect is not None and not attempt.is_own:
                 self._protect(sock)
             code = _connect(sock, (str(target.ip), target.port))
+            if code in _STILL_CONNECTING:
+                ready.watch(sock.fileno(), partial(self._on_dialled, dial))
+                self._dials[attempt] = dial
+                dial.timer = self._driver.loop.call_later(DIAL_TIMEOUT_S, self._on_dial_timeout, dial)
+                return
         except OSError as err:
             code = err.errno or errno.EIO
-        if code in _STILL_CONNECTING:
-            self._dials[attempt] = dial
-            dial.timer = self._driver.loop.call_later(DIAL_TIMEOUT_S, self._on_dial_timeout, dial)
-            self.readiness.watch(sock.fileno(), partial(self._on_dialled, dial))
-        else:
-            self._settle(dial, code)
+        self._settle(dial, code)
 
     def _on_dialled(self, dial: _Dial, bits: int) -> None:
         if not bits & WRITABLE:

@@ -54,8 +54,13 @@ class ProxyServer:
 
     def start(self, listen: str) -> AddrPort:
         """Listen on "host:port"; returns the address in use. Raises OSError."""
-        self._acceptor = Acceptor(listening_socket(listen), self._on_client)
-        self._readiness = readiness(asyncio.get_running_loop())
+        sock = listening_socket(listen)
+        try:
+            self._readiness = readiness(asyncio.get_running_loop())
+        except OSError:
+            sock.close()
+            raise
+        self._acceptor = Acceptor(sock, self._on_client)
         return self._acceptor.local
 
     def close(self) -> None:

@@ -16,9 +16,10 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-READABLE, WRITABLE = 1, 2
+READABLE, WRITABLE, FAILED = 1, 2, 4
 Wake = Callable[[int], None]
-"""Called with READABLE and WRITABLE bits. They are hints: the socket may block all the same."""
+"""Called with bits. READABLE and WRITABLE are hints: the socket may block all the same. FAILED comes with both of them,
+and only from epoll: a socket that is watched by the loop says it when it is read or written."""
 
 _MAX_EVENTS = 256
 
@@ -48,6 +49,7 @@ class EpollReadiness:
         self._loop = loop
         self._epoll = select.epoll()
         self._wakes: dict[int, Wake] = {}
+        self._forgotten: set[int] = set()
         self._mask = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
         self._readable = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
         self._writable = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
@@ -66,6 +68,7 @@ class EpollReadiness:
     def forget(self, fd: int) -> None:
         if self._wakes.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+            self._forgotten.add(fd)
 
     def close(self) -> None:
         if not self._epoll.closed:
@@ -74,11 +77,16 @@ class EpollReadiness:
             self._wakes.clear()
 
     def _on_events(self) -> None:
+        self._forgotten.clear()
         for fd, events in self._epoll.poll(0, _MAX_EVENTS):
             wake = self._wakes.get(fd)
-            if wake is not None:
-                bits = (READABLE if events & self._readable else 0) | (WRITABLE if events & self._writable else 0)
-                _tell(wake, bits)
+            if wake is not None and fd not in self._forgotten:  # else an event of what had this number before
+                _tell(wake, self._bits(events))
+
+    def _bits(self, events: int) -> int:
+        bits = READABLE if events & self._readable else 0
+        bits |= WRITABLE if events & self._writable else 0
+        return bits | FAILED if events & select.EPOLLERR else bits
 
 
 class LoopReadiness:

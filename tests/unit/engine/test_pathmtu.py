@@ -26,6 +26,7 @@ class Path:
         self.asked: list[int] = []
         self.kept_off: list[AddrPort] = []
         self.told: list[dict[int, Narrow]] = []
+        self.is_idle = False
         self.watch = PathMtuWatch(self, self.told.append)
 
     def path_mtu_bytes(self, handle: int) -> int:
@@ -37,6 +38,9 @@ class Path:
         if self.passes(size):
             answer.set_result(None)
         return answer
+
+    def is_in_use(self, handle: int) -> bool:
+        return not self.is_idle
 
     def keep_off_path(self, handle: int, address: AddrPort, seconds: float) -> None:
         self.kept_off.append(address)
@@ -61,7 +65,7 @@ async def test_f12_a_hole_is_measured_and_the_path_kept_off(most: int, mtu: int)
     path.watch.path_changed(7, HERE)
     await path.settle(lambda: path.told)
     assert path.told == [{7: Narrow(HERE, mtu)}] and path.kept_off == [HERE]
-    assert path.asked.count(1312) == pathmtu.TRIES
+    assert path.asked.count(1312) == pathmtu.TRIES + 1
     path.passes = lambda size: True
     path.watch.path_changed(7, HERE)
     await path.settle(lambda: path.told[-1] == {})
@@ -84,6 +88,18 @@ async def test_a_lost_packet_is_no_hole() -> None:
     path.watch.path_changed(7, HERE)
     await path.settle(lambda: len(path.asked) > 6)
     assert path.told == []
+    path.watch.close()
+
+
+async def test_idle_peers_are_left_asleep() -> None:
+    path = Path(lambda size: True)
+    path.is_idle = True
+    path.watch.path_changed(7, HERE)
+    await path.settle(lambda: path.asked)
+    await asyncio.sleep(0.2)
+    assert path.asked == [1312]
+    path.is_idle = False
+    await path.settle(lambda: len(path.asked) > 2)
     path.watch.close()
 
 

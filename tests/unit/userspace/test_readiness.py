@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from harness.netwire import A4, B4
-from harness.overlaypair import eventually
+from harness.overlaypair import eventually, overlay_pair
 from tsd.base.addr import AddrPort, parse_ip
+from tsd.hull import Stream
+from tsplatform.userspace.bridge import reset_socket
 from tsplatform.userspace.hostsock import HostStream
+from tsplatform.userspace.proxy import ProxyServer
 from tsplatform.userspace.readiness import READABLE, WRITABLE, EpollReadiness, LoopReadiness, Readiness
 
 Make = Callable[[asyncio.AbstractEventLoop], Readiness]
@@ -108,6 +111,66 @@ async def test_a_failing_owner_does_not_end_the_others(
     await eventually(lambda: bool(heard))
     assert "a bug" in caplog.text
     ready.close()
+
+
+@pytest.mark.skipif(not hasattr(select, "epoll"), reason="this system has no epoll")
+async def test_an_event_of_a_closed_socket_is_not_told_to_the_next_of_its_number() -> None:
+    ready = EpollReadiness(asyncio.get_running_loop())
+    pairs = [socket.socketpair() for _ in range(2)]
+    taken: list[socket.socket] = []
+    heard: list[int] = []
+
+    def swap(this: int) -> None:
+        """The other one is closed in the same round, and its number is taken anew."""
+        other = pairs[1 - this][0]
+        if not taken:
+            fd = other.fileno()
+            ready.forget(fd)
+            other.close()
+            taken.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            assert taken[0].fileno() == fd
+            ready.watch(fd, heard.append)
+
+    for index in range(2):
+        ready.watch(pairs[index][0].fileno(), lambda bits, index=index: swap(index))
+    await eventually(lambda: bool(taken))
+    await eventually(lambda: bool(heard))  # its own first event, in the next round
+    assert len(heard) == 1
+    ready.close()
+    for sock in (*pairs[0], *pairs[1], *taken):
+        sock.close()
+
+
+@pytest.mark.skipif(not hasattr(select, "epoll"), reason="this system has no epoll")
+async def test_a_reset_by_the_host_ends_a_bridge_that_waits_for_the_overlay() -> None:
+    """The overlay's peer reads nothing, so the bridge does not read the host, and must hear of the RST all the same."""
+    held: list[Stream] = []
+    hold = asyncio.Event()
+
+    async def keep(stream: Stream) -> None:
+        held.append(stream)
+        await hold.wait()
+
+    async with overlay_pair() as pair:
+        port = await pair.b.listen(AddrPort(parse_ip(B4), 0), keep)
+        server = ProxyServer(pair, pair.a, frozenset({"socks5"}))
+        proxy = server.start("127.0.0.1:0")
+        client = socket.create_connection((str(proxy.ip), proxy.port))
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        target = parse_ip(B4).packed + port.to_bytes(2, "big")
+        await loop.sock_sendall(client, b"\x05\x01\x00\x05\x01\x00\x01" + target)
+        answer = b""
+        while len(answer) < 12:
+            answer += await loop.sock_recv(client, 12)
+        with pytest.raises(TimeoutError):  # until nothing moves any more
+            async with asyncio.timeout(1.0):
+                await loop.sock_sendall(client, bytes(64 << 20))
+        assert server.connection_count == 1
+        reset_socket(client)
+        await eventually(lambda: server.connection_count == 0)
+        hold.set()
+        server.close()
 
 
 @pytest.mark.parametrize("make", KINDS)

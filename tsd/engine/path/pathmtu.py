@@ -1,8 +1,9 @@
 """Whether full-sized packets pass a direct path: small ones, and disco with them, may pass where data vanishes (F12).
 
-Each new direct path is asked with a padded disco ping as large as a full packet of the tunnel, and again from time to
-time. When none of several is answered though small ones in between all are, the largest size that passes is searched
-for, and the path is kept out of use for a while: the relay's TCP finds its way. Padding: tailscale: disco/disco.go.
+Each new direct path is asked with a padded disco ping as large as a full packet of the tunnel, and those in use again
+from time to time. When none of several is answered though small ones in between all are, the largest size that passes
+is searched for, and the path is kept out of use for a while: the relay's TCP finds its way. Padding: tailscale:
+disco/disco.go.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class PathMtuHost(Protocol):
     def path_mtu_bytes(self, handle: int) -> int:
         """The largest packet that both tunnels may send."""
 
+    def is_in_use(self, handle: int) -> bool:
+        """Whether something was sent to the peer a moment ago."""
+
     def keep_off_path(self, handle: int, address: AddrPort, seconds: float) -> None:
         """Use another address or the relay, where there is one."""
 
@@ -58,19 +62,22 @@ class PathMtuWatch:
         self._current: dict[int, AddrPort] = {}
         self._found: dict[int, Narrow] = {}
         self._tasks = Tasks(log)
-        self._watching: dict[int, asyncio.Task[None]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._renewing: asyncio.Task[None] | None = None
 
     def path_changed(self, handle: int, address: AddrPort | None) -> None:
         """`address` is that of the direct path now, None without one."""
         if self._current.get(handle) == address:
             return
         self._current.pop(handle, None)
-        task = self._watching.pop(handle, None)
+        task = self._asking.pop(handle, None)
         if task is not None:
             task.cancel()
         if address is not None:
             self._current[handle] = address
-            self._watching[handle] = self._tasks.spawn(self._watch(handle, address))
+            self._asking[handle] = self._tasks.spawn(self._ask(handle, address))
+            if self._renewing is None:
+                self._renewing = self._tasks.spawn(self._renew())
 
     def forget(self, handle: int) -> None:
         """The peer is gone."""
@@ -86,16 +93,22 @@ class PathMtuWatch:
         self._current.clear()
         self._tell({})
 
-    async def _watch(self, handle: int, address: AddrPort) -> None:
-        await asyncio.sleep(SETTLE_S)
+    async def _renew(self) -> None:
+        """One timer for all, and none for peers that are idle: they would wake, and keep awake, for nothing."""
         while True:
-            full_bytes = self._host.path_mtu_bytes(handle)
-            most_bytes = await self._most(handle, address, full_bytes)
-            if most_bytes == full_bytes:
-                self._drop(handle)
-            elif most_bytes:
-                self._narrow(handle, Narrow(address, most_bytes))
             await asyncio.sleep(AGAIN_S)
+            for handle, address in self._current.items():
+                if self._asking[handle].done() and self._host.is_in_use(handle):
+                    self._asking[handle] = self._tasks.spawn(self._ask(handle, address))
+
+    async def _ask(self, handle: int, address: AddrPort) -> None:
+        await asyncio.sleep(SETTLE_S)
+        full_bytes = self._host.path_mtu_bytes(handle)
+        most_bytes = await self._most(handle, address, full_bytes)
+        if most_bytes == full_bytes:
+            self._drop(handle)
+        elif most_bytes:
+            self._narrow(handle, Narrow(address, most_bytes))
 
     def _narrow(self, handle: int, found: Narrow) -> None:
         log.warning(
@@ -136,7 +149,7 @@ class PathMtuWatch:
                 low = middle
             else:
                 high = middle
-        return low
+        return full_bytes if await self._passes(handle, address, full_bytes) else low
 
     async def _passes_soon(self, handle: int, address: AddrPort, mtu_bytes: int) -> bool:
         return await self._passes(handle, address, mtu_bytes) or await self._passes(handle, address, mtu_bytes)

@@ -334,9 +334,13 @@ class Plane:
         peer = self._peers.by_handle(handle)
         return min(self._mtu_bytes, peer.mtu_bytes if peer is not None else self._mtu_bytes)
 
+    def is_in_use(self, handle: int) -> bool:
+        return self.magicsock.path(handle, self._clock.now()).is_active
+
     def keep_off_path(self, handle: int, address: AddrPort, seconds: float) -> None:
-        self.magicsock.keep_off(handle, address, seconds, self._clock.now())
-        self.driver.kick()
+        if self.derp.is_connected(self.magicsock.path(handle).relay_region):
+            self.magicsock.keep_off(handle, address, seconds, self._clock.now())
+            self.driver.kick()
 
     def _answer_to(self, token: int) -> asyncio.Future[DiscoReply]:
         waiting: asyncio.Future[DiscoReply] = asyncio.get_running_loop().create_future()

@@ -311,7 +311,7 @@ class HttpSession:
                 if raw[9:12] != b"100":
                     return raw
                 await self._client.write(raw + b"\r\n\r\n")
-        except (ConnectionError, BadMessage):
+        except (OSError, BadMessage):
             return b""
 
     async def _send_body(self, target: Source, request: bytes, framing: int) -> None:

@@ -181,7 +181,7 @@ class Lock:
                 f"{words[0]!r} is not a node key: those begin with nodekey: and `tsctl status --json` has them"
             )
         _hex(words[0].removeprefix("nodekey:"), 32)
-        rotation = _key_bytes(words[1]) if len(words) > 1 else bytes(32)
+        rotation = _key_bytes(words[1]) if len(words) > 1 else b""
         try:
             self._post("sign", {"NodeKey": words[0], "RotationPublic": b64(rotation)})
         except ApiFailure as failure:

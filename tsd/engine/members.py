@@ -40,12 +40,15 @@ class Members:
         self.jailed: dict[int, None] = {}
         self.aliases: dict[int, Aliases] = {}
         """Few peers are jailed or know us by another address; those are kept apart, by handle."""
+        self.unsigned: dict[int, tuple[str, ...]] = {}
+        """Peers that tailnet lock does not look at, with all they may claim to be; they get our PeerAPI alone."""
         self._advertised_disco: dict[int, DiscoPublic] = {}
 
     def clear(self) -> None:
         self.peers.clear()
         self.jailed.clear()
         self.aliases.clear()
+        self.unsigned.clear()
         self._advertised_disco.clear()
 
     def place_all(self) -> Steps:
@@ -114,14 +117,18 @@ class Members:
             self._advertised_disco.pop(peer.handle, None)
 
     def _note_treatment(self, peer: Peer) -> None:
-        """Few peers are jailed or know us by another address; those are kept apart."""
-        self.jailed.pop(peer.handle, None)
-        self.aliases.pop(peer.handle, None)
+        self._forget_treatment(peer)
         if peer.node.is_jailed:
             self.jailed[peer.handle] = None
+        if peer.node.unsigned_peerapi_only:
+            self.unsigned[peer.handle] = (*(peer.node.addresses or ()), *(peer.node.allowed_ips or ()))
         named = aliases_of(peer.node)
         if named:
             self.aliases[peer.handle] = named
+
+    def _forget_treatment(self, peer: Peer) -> None:
+        for kept in (self.jailed, self.aliases, self.unsigned):
+            kept.pop(peer.handle, None)
 
     def _place(self, peer: Peer) -> None:
         plane = self._plane()
@@ -131,8 +138,7 @@ class Members:
 
     def _forget(self, peer: Peer) -> None:
         self._advertised_disco.pop(peer.handle, None)
-        self.jailed.pop(peer.handle, None)
-        self.aliases.pop(peer.handle, None)
+        self._forget_treatment(peer)
         plane = self._plane()
         if plane is not None:
             plane.remove_peer(peer)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
 from tsd.base.addr import IPAddress, IPPrefix
 from tsd.base.errors import DecodeError
 from tsd.engine.members import Members
 from tsd.filter.filter import PacketFilter
-from tsd.filter.rules import matches_from_rules
+from tsd.filter.rules import Match, matches_from_rules
 from tsd.tailcfg.filterrule import FilterRule
 
 if TYPE_CHECKING:
@@ -24,14 +25,21 @@ class PacketRules:
         self._members = members
         self.filter = PacketFilter((), ())
         self.jailed_filter = PacketFilter((), ())
+        self._rules: Sequence[FilterRule] = ()
+        self._local: Sequence[IPPrefix] = ()
+        self._unsigned: frozenset[tuple[str, ...]] = frozenset()
 
     def apply(self, rules: Sequence[FilterRule], local: Sequence[IPPrefix], own_addresses: Sequence[IPAddress]) -> None:
         """`local`: what we answer for. Rules that cannot be read let nothing in."""
         engine = self._engine
+        self._rules, self._local = rules, local
+        self._unsigned = frozenset(self._members.unsigned.values())
         try:
             matches, mistake = matches_from_rules(rules)
         except DecodeError as err:
             matches, mistake = [], str(err)
+        if self._unsigned and permits(matches, self._unsigned):
+            matches, mistake = [], "it lets a peer in that nobody signed"
         engine.health.set_if("invalid-packet-filter", bool(mistake), error=mistake)
         self.filter = self.filter.replace(matches, local, shields_up=engine.account.prefs.shields_up)
         self.filter.own_disco_key = engine.disco_private.public().raw
@@ -41,9 +49,15 @@ class PacketRules:
         if engine.plane is not None:
             engine.plane.datapath.filter = self.filter
             engine.plane.datapath.jailed_filter = self.jailed_filter
-            self.apply_treatment(own_addresses)
+            self._apply_treatment(own_addresses)
 
-    def apply_treatment(self, own_addresses: Sequence[IPAddress]) -> None:
+    def peers_changed(self, own_addresses: Sequence[IPAddress]) -> None:
+        if frozenset(self._members.unsigned.values()) != self._unsigned:
+            self.apply(self._rules, self._local, own_addresses)
+        else:
+            self._apply_treatment(own_addresses)
+
+    def _apply_treatment(self, own_addresses: Sequence[IPAddress]) -> None:
         """Who is jailed, and who knows us by another address."""
         plane = self._engine.plane
         if plane is not None:
@@ -53,4 +67,26 @@ class PacketRules:
 
     def _source_has_capability(self, source: bytes, capability: str) -> bool:
         peer = self._members.peers.by_packed(source)
-        return peer is not None and peer.node.has_cap(capability)
+        return peer is not None and peer.handle not in self._members.unsigned and peer.node.has_cap(capability)
+
+
+def permits(matches: Sequence[Match], unsigned: Iterable[tuple[str, ...]]) -> bool:
+    """Whether a rule lets in what tailnet lock did not look at: then the server is broken, or an attacker's.
+
+    tailscale: ipn/ipnlocal/local.go, packetFilterPermitsUnlockedNodes. What cannot be read counts as let in.
+    """
+    try:
+        claimed = [ip_network(text, strict=False) for texts in unsigned for text in texts]
+    except ValueError:
+        return True
+    return any(
+        _overlap(source, prefix)
+        for match in matches
+        if match.destinations
+        for source in match.sources
+        for prefix in claimed
+    )
+
+
+def _overlap(one: IPPrefix, other: IPPrefix) -> bool:
+    return one.version == other.version and one.overlaps(other)

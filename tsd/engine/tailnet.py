@@ -26,6 +26,7 @@ from tsd.engine.report.status import go_node
 from tsd.engine.wishes import Wishes
 from tsd.netmap.netmap import Diff, Netmap, apply, compare
 from tsd.packet import tsmp
+from tsd.routes.exitnode import offers_exit
 from tsd.routes.planner import Planner
 from tsd.routes.rules import Plan
 from tsd.tailcfg.mapresponse import MapResponse
@@ -189,7 +190,9 @@ class Tailnet:
             return
         self.netmap = new
         needs_plan = diff.self_node or diff.dns or bool(diff.added or diff.changed or diff.removed)
-        is_other_exit = needs_plan and old is not None and self.wishes.now(new) != self._planner.current.wishes
+        has_exit_news = self._has_exit_news(new, diff)
+        may_differ = (needs_plan or has_exit_news) and old is not None
+        is_other_exit = may_differ and self.wishes.now(new) != self._planner.current.wishes
         if old is None or diff.self_node or is_other_exit or len(diff.upserted) > LARGE_CHANGE:
             yield from self._plan_anew()
         elif needs_plan:
@@ -201,12 +204,14 @@ class Tailnet:
             self._apply_self(new)
         if diff.derp_map and new.derp_map is not None:
             self._engine.reach.set_derp_map(new.derp_map)
-        if needs_plan:
+        if needs_plan or is_other_exit:
             self._apply_plan()
+        elif has_exit_news and self.plan.wishes is not None:
+            self.wishes.tell(new, self.plan.wishes)
         if diff.filters or diff.self_node or old is None:
             self._apply_rules()
         elif needs_plan:
-            self.rules.apply_treatment(self.own_addresses)
+            self.rules.peers_changed(self.own_addresses)
         if diff.health:
             self._engine.health.set_control_messages(display_messages(new))
         yield from self._tell(new, diff, is_full)
@@ -215,6 +220,13 @@ class Tailnet:
         self._engine.lock.save()
         if self._engine.plane is not None:
             self._engine.plane.driver.kick()
+
+    def _has_exit_news(self, new: Netmap, diff: Diff) -> bool:
+        """An exit node came or went, which moves nothing else, and one is used."""
+        wishes = self._planner.current.wishes
+        if wishes is None or not wishes.wants_exit_node:
+            return False
+        return any(offers_exit(new.peers[node_id]) for node_id in diff.moved if node_id in new.peers)
 
     def _plan_anew(self) -> Steps:
         assert self.netmap is not None

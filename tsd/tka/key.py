@@ -11,6 +11,7 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from nacl.bindings import crypto_core_ed25519_is_valid_point
 
 from tsd.tka import fields
 from tsd.tka.errors import LockRefused
@@ -67,9 +68,14 @@ class Key:
 
 
 def is_signed(public: bytes, digest: bytes, signature: bytes) -> bool:
+    """False also for public keys that nobody can own, such as 32 zeros: signatures by a point of small order can be
+    made up by anybody (RFC 8032, 8.1 leaves that to the verifier).
+    """
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
+        if not crypto_core_ed25519_is_valid_point(public):
+            return False
         Ed25519PublicKey.from_public_bytes(public).verify(signature, digest)
     except (InvalidSignature, ValueError):
         return False

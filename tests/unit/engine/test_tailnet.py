@@ -124,3 +124,35 @@ def test_peers_that_need_special_treatment(tailnet: Tailnet) -> None:
     tailnet.apply(message(PeersChanged=[node(2, IsJailed=True)]), False)
     tailnet.apply(message(PeersRemoved=[2]), False)
     assert not tailnet.members.jailed
+
+
+def lets_in(tailnet: Tailnet, source: str) -> bool:
+    return bool(tailnet.rules.filter.check(parse_ip(source), parse_ip("100.64.0.1"), 22))
+
+
+def rule(source: str, *ports: int) -> dict[str, Any]:
+    targets = [{"IP": "*", "Ports": {"First": port, "Last": port}} for port in ports]
+    return {"SrcIPs": [source], "DstPorts": targets} if ports else {"SrcIPs": [source], "CapGrant": []}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_lawful"),
+    [("*", False), ("100.64.0.0/24", False), ("100.64.0.3", False), ("10.9.0.7", False), ("100.64.0.2", True)],
+)
+def test_a_filter_that_lets_in_what_nobody_signed_is_not_applied(
+    engine: Engine, tailnet: Tailnet, source: str, is_lawful: bool
+) -> None:
+    """Peers with PeerAPI alone need no signature, so a rule for them would be the way around tailnet lock."""
+    unsigned = node(3, UnsignedPeerAPIOnly=True, AllowedIPs=["100.64.0.3/32", "10.9.0.0/24"])
+    start(tailnet, node(2), unsigned, PacketFilter=[rule(source, 22), rule("*")])
+    assert lets_in(tailnet, "100.64.0.2") is is_lawful
+    assert any("nobody signed" in text for text in engine.health.texts()) is not is_lawful
+
+
+def test_such_a_peer_that_comes_and_goes_changes_what_is_applied(engine: Engine, tailnet: Tailnet) -> None:
+    start(tailnet, node(2), PacketFilter=[rule("*", 22)])
+    assert lets_in(tailnet, "100.64.0.2")
+    tailnet.apply(message(PeersChanged=[node(3, UnsignedPeerAPIOnly=True)]), False)
+    assert not lets_in(tailnet, "100.64.0.2") and any("nobody signed" in text for text in engine.health.texts())
+    tailnet.apply(message(PeersRemoved=[3]), False)
+    assert lets_in(tailnet, "100.64.0.2") and not any("nobody signed" in text for text in engine.health.texts())

@@ -194,3 +194,19 @@ def test_nodes_of_one_reusable_auth_key_are_no_clones() -> None:
 def test_auth_keys_that_are_not_wrapped_stay_as_they_are(suffix: str) -> None:
     assert wrapped.unwrap(f"tskey-auth-abc{suffix}") is None
     assert base64.b64decode("oQED") == bytes.fromhex("a10103")
+
+
+@pytest.mark.parametrize(
+    "public", [bytes(32), b"\1" + bytes(31), bytes.fromhex("ec" + "ff" * 30 + "7f")], ids=["zeros", "one", "minus one"]
+)
+def test_a_rotation_key_that_nobody_owns_signs_nothing(public: bytes) -> None:
+    """The field's command line writes 32 zeros for "no rotation"; anybody can make up signatures by such a point."""
+    authority = new_authority()
+    before = nodekey.NodeKeySignature.decode(sign_node(NodePublic(b"\1" * 32), 1, public))
+    for number in range(2, 30):
+        stolen = NodePublic(bytes((number,)) * 32)
+        made = nodekey.NodeKeySignature(
+            nodekey.ROTATION, nodekey.node_key_bytes(stolen), signature=b"\1" + bytes(63), nested=before
+        )
+        with pytest.raises(TsdError):
+            authority.admit(stolen, made.encode())

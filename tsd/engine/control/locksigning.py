@@ -37,7 +37,8 @@ def rotated_signature(old: str, node_key: NodePublic, lock_key: LockPrivate | No
             raise SigningError("this node has no tailnet lock key")
         return _text(rotated(base64.b64decode(old, validate=True), node_key, lock_key.sign))
     except (TsdError, ValueError) as err:
-        remedy = f"sign the new key on a trusted node: tsctl lock sign {node_key}"
+        key = f" {lock_key.public()}" if lock_key is not None else ""
+        remedy = f"sign the new key on a trusted node: tsctl lock sign {node_key}{key}"
         raise SigningError(f"cannot sign the new node key for tailnet lock: {err}; {remedy}") from None
 
 

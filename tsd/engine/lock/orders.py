@@ -87,6 +87,8 @@ class LockOrders:
         authority, own = self._active(), self._own_key()
         if not authority.is_trusted(own.public().raw):
             raise LockRefused(NOT_TRUSTED)
+        if not any(rotation_public):
+            rotation_public = b""  # the field's command line says none with 32 zeros
         await self._lock.exchange.submit(direct(node_key, own.public().raw, rotation_public, own.sign))
 
     async def modify(self, add: tuple[Key, ...], remove: tuple[bytes, ...]) -> None:

@@ -1,15 +1,17 @@
-"""DNS over streams (RFC 7766), and the one to our own resolver that stands for 100.100.100.100 within this process."""
+"""DNS over streams (RFC 7766), and the stream and the UDP port to our own resolver that stand for 100.100.100.100
+within this process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from tsd.base.addr import AddrPort
+from tsd.base.addr import AddrPort, IPAddress
 from tsd.base.log import fields
 from tsd.base.tasks import Tasks
 from tsd.hull import ResolveWire, Stream
@@ -35,6 +37,47 @@ def open_service(
     far.setblocking(False)
     spawn(_serve(HostStream(far, remote, remote), resolve))
     return HostStream(near, remote, remote)
+
+
+class ServicePort:
+    """A `hull.DatagramPort` whose only other end is our resolver; of too many questions at a time some are lost."""
+
+    def __init__(
+        self, resolve: ResolveWire, spawn: Callable[[Coroutine[Any, Any, None]], object], ip: IPAddress
+    ) -> None:
+        self.local = AddrPort(ip, 0)
+        self._resolve = resolve
+        self._spawn = spawn
+        self._replies: asyncio.Queue[tuple[bytes, AddrPort] | None] = asyncio.Queue(MAX_PIPELINED)
+        self._asked = 0
+        self._is_closed = False
+
+    def send(self, data: bytes, remote: AddrPort) -> None:
+        if remote.port == DNS_PORT and self._asked < MAX_PIPELINED and not self._is_closed:
+            self._asked += 1
+            self._spawn(self._ask(data, remote))
+
+    async def _ask(self, query: bytes, remote: AddrPort) -> None:
+        try:
+            reply = await self._resolve(query, False)
+        finally:
+            self._asked -= 1
+        if reply and not self._is_closed:
+            with contextlib.suppress(asyncio.QueueFull):
+                self._replies.put_nowait((reply, remote))
+
+    async def receive(self) -> tuple[bytes, AddrPort]:
+        """Raises OSError when closed."""
+        found = None if self._is_closed else await self._replies.get()
+        if found is None:
+            raise OSError(errno.EBADF, "the port is closed")
+        return found
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            with contextlib.suppress(asyncio.QueueFull):
+                self._replies.put_nowait(None)
 
 
 async def _serve(stream: Stream, resolve: ResolveWire) -> None:

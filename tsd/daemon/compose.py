@@ -40,7 +40,7 @@ from tsd.transport.proxy_env import ProxySettings
 from tsd.transport.tls import quiet_tls_ends
 from tsplatform.cache_files import CacheFiles
 from tsplatform.choose import choose_hull
-from tsplatform.dnsstream import open_service
+from tsplatform.dnsstream import ServicePort, open_service
 from tsplatform.links import LinkWatcher
 from tsplatform.state_file import FileStore, MemoryStore
 from tsplatform.userspace.hull import build_userspace_hull
@@ -100,6 +100,7 @@ class DaemonService:
         engine.on_state = self._on_state
         engine.options.hull.on_lost = self._break
         engine.dialer.open_service = partial(open_service, engine.resolver.query, engine.spawn)
+        engine.dialer.open_service_port = partial(ServicePort, engine.resolver.query, engine.spawn)
         backend = EngineBackend(
             engine,
             proxy_origin=engine.options.hull.proxy_origin,

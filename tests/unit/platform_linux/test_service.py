@@ -9,7 +9,7 @@ import pytest
 from harness.fedstream import FedStream
 from tsd.base.addr import QUAD_100, AddrPort
 from tsplatform import dnsstream
-from tsplatform.dnsstream import MAX_PIPELINED, Pipeline, open_service
+from tsplatform.dnsstream import MAX_PIPELINED, Pipeline, ServicePort, open_service
 
 
 def framed(*messages: bytes) -> bytes:
@@ -81,3 +81,27 @@ async def test_our_own_process_reaches_the_resolver_without_a_packet() -> None:
     await asyncio.wait_for(served[0], 10)
     with pytest.raises(ConnectionRefusedError, match="DNS only"):
         open_service(answer, served.append, AddrPort(QUAD_100, 80))
+
+
+async def test_datagrams_of_our_own_process_reach_the_resolver_without_a_packet() -> None:
+    """As those of SOCKS5's UDP ASSOCIATE, which programs that send all they have through a proxy ask names with."""
+
+    async def resolve(query: bytes, over_tcp: bool) -> bytes:
+        await asyncio.sleep(0)
+        return b"" if over_tcp else query.upper()
+
+    running: set[asyncio.Task[None]] = set()
+    port = ServicePort(resolve, lambda work: running.add(asyncio.ensure_future(work)), QUAD_100)
+    dns = AddrPort(QUAD_100, 53)
+    port.send(b"lost", AddrPort(QUAD_100, 80))
+    for count in range(2 * MAX_PIPELINED):
+        port.send(b"q%d" % count, dns)
+    assert len(running) == MAX_PIPELINED
+    assert [await port.receive() for _ in range(MAX_PIPELINED)] == [(b"Q%d" % i, dns) for i in range(MAX_PIPELINED)]
+    waiting = asyncio.ensure_future(port.receive())
+    await asyncio.sleep(0)
+    port.close()
+    with pytest.raises(OSError, match="closed"):
+        await waiting
+    with pytest.raises(OSError, match="closed"):
+        await port.receive()

@@ -43,6 +43,10 @@ def _no_service(remote: AddrPort) -> Stream:
     raise ConnectionRefusedError(errno.ECONNREFUSED, f"nothing answers on {remote}")
 
 
+def _no_service_port(ip: IPAddress) -> DatagramPort:
+    raise ConnectionRefusedError(errno.ECONNREFUSED, f"nothing answers on {ip}")
+
+
 def _literal(host: str) -> IPAddress | None:
     try:
         return parse_ip(host.strip("[]"))
@@ -63,6 +67,7 @@ class Dialer:
         self._has_device = has_device
         self.open_service: Callable[[AddrPort], Stream] = _no_service
         """A connection to one of the overlay's service addresses, which no packet leaves for; the daemon sets it."""
+        self.open_service_port: Callable[[IPAddress], DatagramPort] = _no_service_port
 
     async def addresses(self, host: str) -> list[IPAddress]:
         """Literal, tailnet name, or the host's resolver, in this order. Raises OSError."""
@@ -122,6 +127,8 @@ class Dialer:
 
     async def open_datagram(self, ip: IPAddress) -> DatagramPort | None:
         """A UDP port for talking to `ip`: on the overlay, or None when the host's own socket should be used."""
+        if ip in _SERVICES:
+            return self.open_service_port(ip)
         if self._names.is_overlay(ip):
             return await self._net.open_datagram(None, ip.version)
         reason = self._names.held_back(ip)

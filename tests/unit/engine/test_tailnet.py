@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,3 +157,28 @@ def test_such_a_peer_that_comes_and_goes_changes_what_is_applied(engine: Engine,
     assert not lets_in(tailnet, "100.64.0.2") and any("nobody signed" in text for text in engine.health.texts())
     tailnet.apply(message(PeersRemoved=[3]), False)
     assert lets_in(tailnet, "100.64.0.2") and not any("nobody signed" in text for text in engine.health.texts())
+
+
+EXIT = {"AllowedIPs": ["100.64.0.2/32", "0.0.0.0/0", "::/0"], "Online": True}
+
+
+def test_p05_an_exit_node_that_only_goes_offline_is_told_and_so_is_its_return(engine: Engine, tailnet: Tailnet) -> None:
+    engine.account.prefs = replace(Prefs.fresh(), exit_node_id="n2")
+    start(tailnet, node(2, **EXIT))
+    assert not engine.health.is_broken("exit-node-gone")
+    tailnet.apply(message(OnlineChange={"2": False}), False)
+    assert engine.health.is_broken("exit-node-gone")
+    tailnet.apply(message(PeersChangedPatch=[{"NodeID": 2, "Online": True}]), False)
+    assert not engine.health.is_broken("exit-node-gone")
+
+
+def test_p05_another_exit_node_is_taken_when_the_one_in_use_only_goes_offline(engine: Engine, tailnet: Tailnet) -> None:
+    engine.reach.net_info = SimpleNamespace(derp_latency={})
+    engine.account.prefs = replace(Prefs.fresh(), auto_exit_node="any")
+    other = {"AllowedIPs": ["100.64.0.3/32", "0.0.0.0/0", "::/0"], "Online": True}
+    start(tailnet, node(2, **EXIT), node(3, **other))
+    assert tailnet.plan.wishes is not None
+    first = tailnet.plan.wishes.exit_node_id
+    tailnet.apply(message(OnlineChange={first.removeprefix("n"): False}), False)
+    assert tailnet.plan.wishes.exit_node_id == {"n2": "n3", "n3": "n2"}[first]
+    assert not engine.health.is_broken("exit-node-gone")

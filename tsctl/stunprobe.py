@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from binascii import crc32
+from collections.abc import Callable
 from typing import Any
 
 MAGIC = 0x2112A442
@@ -124,10 +125,20 @@ def node_address(node: dict[str, Any], family: int) -> str:
         return ""
 
 
-def probe_stun(targets: list[Target], bind_address: str = "", bind_port: int = 0) -> StunResult:
-    """Ask every target a few times and listen until all have answered or it is no use any more."""
+def probe_stun(
+    targets: list[Target],
+    bind_address: str = "",
+    bind_port: int = 0,
+    prepare: Callable[[socket.socket], None] = lambda sock: None,
+) -> StunResult:
+    """Ask every target a few times and listen until all have answered or it is no use any more.
+
+    `prepare` gets the sockets first, to keep them out of an exit node.
+    """
     result = StunResult()
     sockets = {family: _udp_socket(family, bind_address, bind_port) for family in (4, 6)}
+    for made in filter(None, sockets.values()):
+        prepare(made)
     pending: dict[bytes, tuple[Target, float]] = {}
     try:
         for attempt in range(TRIES):

@@ -310,3 +310,22 @@ def test_somebody_who_keeps_flushing_is_seen(net: Lab) -> None:
         thread.join()
     assert "53" in causes[-1] or "rout" in causes[-1]
     wait_for(lambda: "routing" not in net.faults(net.k, "--network=false"), 60, "everything put back")
+
+
+def test_an_exit_node_that_is_used_gives_no_alarm_and_one_that_goes_away_is_told(net: Lab) -> None:
+    """What doctor itself asks must not go by the exit node."""
+    away = TsdNode(net.lab, net.lab.add_host("e"), net.folder / "e", "e")
+    away.start()
+    away.up(net.coord.url, net.key, "--advertise-exit-node")
+    net.coord.call("nodes.approve-routes", node="e", routes=["0.0.0.0/0", "::/0"])
+    net.k.wait_for_peer("e", ExitNodeOption=True)
+    gateway = net.lab.address(f"{net.lab.prefix}-h")
+    with _undone(net, net.k, f"ip route add default via {gateway}", "ip route del default"):
+        net.k.call("set", "--exit-node=e")
+        try:
+            wait_for(lambda: not net.faults(net.k), 60, f"no fault; {net.k.tail()}")
+            away.kill()
+            wait_for(lambda: "exit node e is offline" in str(net.k.status()["Health"]), 60, "the warning")
+            assert "offline" in net.faults(net.k)["health exit-node-gone"]["cause"]
+        finally:
+            net.k.call("set", "--exit-node=")

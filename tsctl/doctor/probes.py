@@ -223,13 +223,13 @@ def probe_relays(derp_map: dict[str, Any], home: str, mark: int = 0) -> RelayFac
     regions = [one for one in (derp_map.get("Regions") or {}).values() if isinstance(one, dict) and one.get("Nodes")]
     regions.sort(key=lambda one: (one.get("RegionCode") != home, int(one.get("RegionID") or 0)))
     chosen = [one for one in regions if not one.get("Avoid") or one.get("RegionCode") == home][:MOST_RELAYS]
-    at_once(lambda: _stun(facts, derp_map), *(_relay_probe(facts, region, mark) for region in chosen))
+    at_once(lambda: _stun(facts, derp_map, mark), *(_relay_probe(facts, region, mark) for region in chosen))
     return facts
 
 
-def _stun(facts: RelayFacts, derp_map: dict[str, Any]) -> None:
+def _stun(facts: RelayFacts, derp_map: dict[str, Any], mark: int) -> None:
     targets = stun_targets(derp_map)
-    result: StunResult = probe_stun(targets)
+    result: StunResult = probe_stun(targets, prepare=lambda sock: mark_socket(sock, mark) if mark else None)
     facts.stun_targets = len(targets)
     facts.stun_answers = len(result.latency_s)
     v4 = result.global_counts[4]

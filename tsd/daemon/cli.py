@@ -30,12 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tsd.coord.cli import run_command_line
 
         return run_command_line(arguments[2:])
-    if arguments[1:] == ["container"]:
+    if arguments[1:2] == ["container"]:
         import os
 
         from tsd.daemon import container
 
-        return container.main(os.environ)
+        return container.main(os.environ, arguments[2:])
     from tsd.base.errors import TsdError
     from tsd.daemon import flags
 

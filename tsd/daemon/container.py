@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,6 +25,14 @@ from tsd.base.errors import ConfigError
 from tsd.daemon.container_env import SECRETS, Boot, read
 from tsd.localapi.schema import NEEDS_LOGIN, NO_STATE
 
+HELP = """usage: tsd container
+
+Runs tsd and logs in, as these variables say: TS_AUTHKEY (or TS_AUTH_KEY), TS_AUTH_ONCE, TS_HOSTNAME, TS_ROUTES,
+TS_ACCEPT_DNS, TS_EXTRA_ARGS (flags of `tsctl up`; they are the last word), TS_STATE_DIR, TS_USERSPACE, TS_SOCKET,
+TS_TAILSCALED_EXTRA_ARGS (flags of tsd), TS_SOCKS5_SERVER, TS_OUTBOUND_HTTP_PROXY_LISTEN, TS_DEBUG_ADDR_PORT,
+TS_BOOT_TIMEOUT, TS_ENABLE_HEALTH_CHECK, TS_ENABLE_METRICS, TS_LOCAL_ADDR_PORT, TSD_REQUIRE_DURABLE_STATE.
+
+Exit status: 0 after SIGTERM, 1 when tsd or the login fails, 2 for a wrong variable."""
 PAUSE_S = 10.0
 """Before an exit that is our own fault."""
 STOP_S = 25
@@ -33,7 +41,13 @@ POLL_S = 0.2
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
-def main(environ: Mapping[str, str]) -> int:
+def main(environ: Mapping[str, str], words: Sequence[str] = ()) -> int:
+    if words:
+        is_help = words[0].lstrip("-") in ("h", "help")
+        print(
+            HELP if is_help else f"tsd container takes no arguments: {words[0]!r}; it reads variables", file=sys.stderr
+        )
+        return 0 if is_help else 2
     try:
         boot = read(environ)
     except ConfigError as err:

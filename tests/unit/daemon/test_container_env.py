@@ -1,11 +1,12 @@
 """The variables of a container (K02, K03, K04), and what comes out of them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tsd.base.errors import ConfigError
-from tsd.daemon import container_env
+from tsd.daemon import container, container_env
 from tsd.daemon.container_env import read
 
 
@@ -93,3 +94,12 @@ def test_a_folder_of_the_fields_image_goes_on_as_the_same_node(tmp_path: Path) -
     (tmp_path / "tailscaled.state").write_text("{}")
     flags = read({"TS_STATE_DIR": str(tmp_path)}).daemon_flags
     assert flags[2:] == (f"--statedir={tmp_path}", f"--state={tmp_path}/tailscaled.state")
+
+
+def test_arguments_are_refused_and_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert container.main({}, ["--help"]) == 0
+    told = capsys.readouterr().err
+    read_by_us = set(re.findall(r"\bTSD?_[A-Z0-9_]+", Path(container_env.__file__).read_text()))
+    refused = {*container_env._REFUSED, "TS_HEALTHCHECK_ADDR_PORT", *container_env.SECRETS}
+    assert {name for name in read_by_us - refused if name not in told} == set()
+    assert container.main({}, ["run"]) == 2 and "takes no arguments: 'run'" in capsys.readouterr().err

@@ -107,6 +107,24 @@ def test_f07_a_lan_that_comes_later_wins_too_and_it_is_said(net: RouterLab) -> N
     wait_for(lambda: "192.0.2.0/25" not in _health(net, "c"), 20, "no notice")
 
 
+def test_f07_the_network_of_an_interface_that_is_down_is_reached_through_the_tunnel(net: RouterLab) -> None:
+    """It keeps its address, but leads nowhere: a laptop that left its desk."""
+    run, name = net.lab.run, net.c.namespace
+
+    def goes_by(device: str) -> bool:
+        return f"dev {device}" in run(name, "ip", "route", "get", HOST4, check=False)
+
+    run(name, "ip", "link", "add", "br9", "type", "bridge")
+    try:
+        run(name, "ip", "addr", "add", "192.0.2.77/25", "dev", "br9")
+        run(name, "ip", "link", "set", "br9", "up")
+        wait_for(lambda: goes_by("br9"), 10, "the network of the host")
+        run(name, "ip", "link", "set", "br9", "down")
+        wait_for(lambda: goes_by("tsd0"), 10, "the tunnel")
+    finally:
+        run(name, "ip", "link", "del", "br9")
+
+
 def test_f10_forwarding_that_is_off_is_said_with_the_key_of_the_interface(net: RouterLab) -> None:
     def key(name: str, value: int) -> None:
         net.lab.run(net.r.namespace, "sysctl", "-qw", f"net.ipv4.conf.{name}={value}")

@@ -115,14 +115,19 @@ class RtNetlink:
             return 0
 
     def addresses(self, index: int = 0) -> list[tuple[int, IPAddress, int]]:
-        """(interface, address, prefix length); of one interface, or of all."""
+        """(interface, address, prefix length); of one interface, or of all that are up: the others lead nowhere."""
         found = []
+        wanted = {index} if index else self._up()
         for message in self._dump("RTM_GETADDR", Body({"family": socket.AF_UNSPEC})):
             number = int(message["index"])
             ip = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-            if ip and number == (index or number):
+            if ip and number in wanted:
                 found.append((number, ip_address(ip), int(message["prefixlen"])))
         return found
+
+    def _up(self) -> set[int]:
+        links = self._dump("RTM_GETLINK", Body({"family": socket.AF_UNSPEC}))
+        return {int(message["index"]) for message in links if message["flags"] & _IFF_UP}
 
     def routes(self, version: int, table: int) -> list[tuple[Route, int]]:
         """(route, outgoing interface) of one table; plain, throw and unreachable routes only."""

@@ -18,6 +18,7 @@ CAP_NET_ADMIN = 12
 DAEMONS = ("tsd", "tailscaled")
 _SOCKETS = {"tsd": "/run/tsd/tsd.sock", "tailscaled": "/var/run/tailscale/tailscaled.sock"}
 _OWN = ("tsd", "tailscale", "lo")
+_OUR_CHAINS, _PASSES = ("tsd-input", "tsd-forward", "ts-input", "ts-forward"), "passes"
 _PER_INTERFACE = ("ipv4/conf/{}/rp_filter", "ipv4/conf/{}/src_valid_mark", "ipv4/conf/{}/forwarding")
 _OWNERS = ("systemd-resolved", "NetworkManager", "resolvconf", "dhclient", "tailscale", "tsd")
 
@@ -146,7 +147,7 @@ def default_interfaces(v4: list[str], v6: list[str]) -> list[str]:
     return [name for name in dict.fromkeys(found) if not name.startswith(_OWN)]
 
 
-def legacy_drops(names: Path) -> list[str]:
+def legacy_drops(names: Path) -> list[tuple[str, str]]:
     """Asked only when the tables are loaded: listing alone would load them."""
     if "filter" not in _lines(names):
         return []
@@ -154,10 +155,42 @@ def legacy_drops(names: Path) -> list[str]:
         done = subprocess.run(["iptables-legacy", "-S"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    lines = done.stdout.splitlines()
-    return [
-        chain for chain in ("INPUT", "FORWARD") if f"-P {chain} DROP" in lines and f"-A {chain} -j" not in done.stdout
-    ]
+    return drops_in(done.stdout.splitlines())
+
+
+def drops_in(lines: list[str]) -> list[tuple[str, str]]:
+    """(chain, why) of `iptables -S`, where nothing before lets a tunnel through; jumps of others are not followed."""
+    found = []
+    for chain in ("INPUT", "FORWARD"):
+        rules = [line.split()[2:] for line in lines if line.startswith(f"-A {chain} ")]
+        verdicts = [one for one in map(_verdict, rules) if one]
+        if verdicts and verdicts[0] != _PASSES:
+            found.append((chain, verdicts[0]))
+        elif not rules and f"-P {chain} DROP" in lines:
+            found.append((chain, "the policy DROP"))
+    return found
+
+
+def _verdict(words: list[str]) -> str:
+    """`_PASSES`, why it drops all of the tailnet, or "" when it is about something else."""
+    at = words.index("-j") if "-j" in words[:-1] else len(words)
+    match, target = words[:at], "".join(words[at + 1 : at + 2])
+    asked = dict(zip(match[::2], match[1::2], strict=False))
+    if target in _OUR_CHAINS or (target == "ACCEPT" and asked.get("-i", "").startswith(_OWN[:2])):
+        return _PASSES
+    if target not in ("DROP", "REJECT") or "!" in match:
+        return ""
+    if asked.keys() <= {"-s"} and _covers_tailnet(asked.get("-s", "0.0.0.0/0")):
+        return f"a {target} of {asked.get('-s', 'everything')}"
+    is_ours = asked.keys() == {"-i"} and asked["-i"].startswith(_OWN[:2])
+    return f"a {target} of what comes in on {asked['-i']}" if is_ours else ""
+
+
+def _covers_tailnet(text: str) -> bool:
+    try:
+        return ip_network("100.64.0.0/10").subnet_of(ip_network(text))  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return False
 
 
 def resolver(lines: list[str]) -> tuple[list[str], str]:

@@ -124,10 +124,10 @@ def firewall(facts: Facts) -> Iterator[Finding]:
         cause = f"the firewall chain {family} {chain} drops what {what} {name} ({drop.get('Why')})"
         fix = drop.get("Fix") or f"nft insert rule {family} {chain} iifname {name} accept"
         yield Finding("hull", cause, f"{fix}, and keep it there")
-    for chain in facts.box.legacy_drops:
+    for chain, why in facts.box.legacy_drops:
         if chain == "FORWARD" and not forwards:
             continue
-        cause = f"iptables-legacy has the policy DROP in {chain}, whatever nftables says"
+        cause = f"iptables-legacy has {why} in {chain}, whatever nftables says"
         yield Finding("hull", cause, f"iptables-legacy -I {chain} -i {name} -j ACCEPT")
 
 

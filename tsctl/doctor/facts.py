@@ -86,8 +86,8 @@ class BoxFacts:
     networks: list[tuple[str, str]] = field(default_factory=list)
     """(prefix, interface) that the host itself is in, the daemon's own device left out."""
     default_interfaces: list[str] = field(default_factory=list)
-    legacy_drops: list[str] = field(default_factory=list)
-    """Chains of iptables-legacy whose policy is DROP."""
+    legacy_drops: list[tuple[str, str]] = field(default_factory=list)
+    """Chains of iptables-legacy that drop the tailnet, and why."""
     nameservers: list[str] = field(default_factory=list)
     resolver_owner: str = ""
 

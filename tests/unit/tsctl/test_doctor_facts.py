@@ -182,3 +182,24 @@ def test_the_command_against_a_daemon(tsctl, backend) -> None:  # type: ignore[n
 def test_the_list_of_checks(tsctl) -> None:  # type: ignore[no-untyped-def]
     done = tsctl("doctor", "--list")
     assert done.code == 0 and "path-mtu" in done.out and "ip-forwarding" in done.out
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["-P INPUT ACCEPT"], ""),
+        (["-P INPUT DROP"], "the policy DROP"),
+        (["-P INPUT DROP", "-A INPUT -j tsd-input"], ""),
+        (["-A INPUT -i eth0 -j DROP"], ""),
+        (["-A INPUT -s 100.64.0.0/10 -j DROP"], "a DROP of 100.64.0.0/10"),
+        (["-A INPUT -s 100.64.0.9/32 -j DROP"], ""),
+        (["-A INPUT ! -s 100.64.0.0/10 -j DROP"], ""),
+        (["-A INPUT -s 100.64.0.0/10 -p tcp -j DROP"], ""),
+        (["-A INPUT -j REJECT --reject-with icmp-host-prohibited"], "a REJECT of everything"),
+        (["-A INPUT -i tsd0 -j DROP"], "a DROP of what comes in on tsd0"),
+        (["-A INPUT -i tsd0 -j ACCEPT", "-A INPUT -j DROP"], ""),
+        (["-A INPUT -m comment --comment x -j DROP", "-A INPUT", "-A INPUT -j"], ""),
+    ],
+)
+def test_drops_of_legacy_tables(lines: list[str], why: str) -> None:
+    assert box.drops_in(lines) == ([("INPUT", why)] if why else [])

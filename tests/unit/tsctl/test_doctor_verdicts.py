@@ -165,7 +165,7 @@ FAULTS: list[tuple[str, str, str, str, Break]] = [
     ("routing", "hull", "by wg0 instead of through tsd0, because", "ip -4 rule del pref 100", _hull(Detours=[_DETOUR])),
     ("routing", "hull", "100.64.0.4 and 1 more nowhere", "pref 100", _hull(Detours=[_NOWHERE, _DETOUR])),
     ("routing", "hull", "100.64.0.4 nowhere", "ip route get", _hull(Detours=[_NOWHERE])),
-    ("firewall", "hull", "FORWARD", "iptables-legacy -I FORWARD", _box(legacy_drops=["FORWARD"])),
+    ("firewall", "hull", "FORWARD", "iptables-legacy -I FORWARD", _box(legacy_drops=[("FORWARD", "the policy DROP")])),
     (
         "rp-filter",
         "hull",

@@ -180,8 +180,8 @@ _ALL = (
         "medium",
         "network",
         "DNS servers do not answer",
-        "None of the DNS servers {dns_servers} answers. Check that they are reachable from here (127.x: that the resolver"
-        " of this machine runs).",
+        "None of the DNS servers {dns_servers} answers. Check that they are reachable from here (127.x: that the"
+        " resolver of this machine runs).",
         depends_on=(_NET,),
         visible_after_s=15.0,
         impacts_connectivity=True,

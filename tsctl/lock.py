@@ -133,10 +133,13 @@ class Lock:
         values += [bytes.fromhex(line) for line in _computed([f"value {secret.hex()}" for secret in secrets])]
         support = b64(secrets.pop()) if wants_support else None
         request = {"Keys": keys, "DisablementValues": [b64(value) for value in values], "SupportDisablement": support}
-        self._post("init", request)
-        ctx.out(f"{count} disablement secrets were made. Keep them safe now: they will not be shown again.")
-        for secret in secrets:
-            ctx.out(f"\tdisablement-secret:{secret.hex().upper()}")
+        try:
+            self._post("init", request)
+        except BaseException:
+            ctx.out("Tailnet lock may be in force all the same: `tsctl lock` tells, with the next netmap.")
+            _tell_secrets(secrets)
+            raise
+        _tell_secrets(secrets)
         if wants_support:
             ctx.out("One more was made and given to the coordination server's support.")
         ctx.out("Initialization complete.")
@@ -312,6 +315,12 @@ def _from_file(word: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"cannot read the key from {path}: {reason}") from None
+
+
+def _tell_secrets(secrets: Sequence[bytes]) -> None:
+    ctx.out(f"{len(secrets)} disablement secrets were made. Keep them safe now: they will not be shown again.")
+    for secret in secrets:
+        ctx.out(f"\tdisablement-secret:{secret.hex().upper()}")
 
 
 def _tell_to_confirm(count: int, wants_support: bool, words: Sequence[str]) -> None:

@@ -164,23 +164,25 @@ class Tailnet:
             self.on_told(diff)
         is_full = is_first or message.node is not None or bool(message.peers)
         is_whole = self.netmap is self.told
+        before = self.told
         if not diff.is_empty:
             self.told = told
         if is_whole and not self._engine.lock.is_enforced(told):
             yield from self._work_in(told, diff, is_full)
         else:
-            yield from self._sift(is_full)
+            yield from self._sift(is_full, before, diff.upserted + diff.removed)
 
     def sift_anew(self) -> None:
         """Tailnet lock changed: who may be in the netmap?"""
         self._jobs.submit(self._sift(is_full=False))
 
-    def _sift(self, is_full: bool) -> Steps:
-        if self.told is None:
-            return
+    def _sift(self, is_full: bool, before: Netmap | None = None, touched: tuple[int, ...] = ()) -> Steps:
+        """`touched`: the peers that differ from `before`, which is what control had told; None: nothing has changed."""
         told = self.told
-        new = yield from self._engine.lock.sift(told)
-        yield from self._work_in(new, compare(self.netmap, new), is_full)
+        if told is None:
+            return
+        new, can_differ = yield from self._engine.lock.sift(told, before or told, touched)
+        yield from self._work_in(new, compare(self.netmap, new, can_differ), is_full)
 
     def _work_in(self, new: Netmap, diff: Diff, is_full: bool) -> Steps:
         old = self.netmap

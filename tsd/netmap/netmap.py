@@ -6,7 +6,7 @@ does work in proportion to the message. Health, pings and other one-shot parts o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -279,13 +279,14 @@ def _compare(old: Netmap | None, new: Netmap) -> Diff:
     return _with_parts(changes.diff(), old, new)
 
 
-def compare(old: Netmap | None, new: Netmap) -> Diff:
-    """What changed between two views, both taken as they are."""
+def compare(old: Netmap | None, new: Netmap, touched: Iterable[int] | None = None) -> Diff:
+    """What changed between two views, both taken as they are. `touched`: the only peers that can differ; None: all."""
     changes = _Changes(old.peers if old is not None else {})
-    for node_id in [node_id for node_id in changes.peers if node_id not in new.peers]:
-        changes.remove(node_id)
-    for node_id, node in new.peers.items():
-        if changes.peers.get(node_id) is not node:
+    for node_id in dict.fromkeys((*changes.peers, *new.peers)) if touched is None else touched:
+        node = new.peers.get(node_id)
+        if node is None:
+            changes.remove(node_id)
+        elif changes.peers.get(node_id) is not node:
             changes.put(node)
     return _with_parts(changes.diff(), old, new)
 

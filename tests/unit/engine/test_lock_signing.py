@@ -109,6 +109,15 @@ async def test_a_key_that_control_wants_replaced_is_replaced() -> None:
         admitted(request)
 
 
+async def test_a_signature_is_not_kept_for_another_key() -> None:
+    async with Bench(signature_of(KEY), {"NodeKeyExpired": True}) as bench:
+        bench.session.login(KEY, None, "")
+        request = await bench.logged_in()
+        _, signed, _ = bench.server.registrations
+        admitted(signed)
+        assert request["NodeKey"] != signed["NodeKey"] and request["NodeKeySignature"] is None
+
+
 async def test_a_signature_that_cannot_be_read_is_told_with_the_way_out() -> None:
     async with Bench({"NodeKeySignature": "AAAA"}) as bench:
         bench.session.login(KEY, None, "")

@@ -197,6 +197,21 @@ def test_init(tsctl, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> N
     assert "pricing plan" in tsctl("lock", "init", "--confirm", OWN).err
 
 
+def test_the_secrets_of_a_lock_that_may_be_on_are_shown_all_the_same(
+    tsctl, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was lost on its way back from control."""
+    orders = Orders()
+    monkeypatch.setattr(backend, "lock", lambda: orders)
+    orders.failure = "no answer (timeout)"
+    told = tsctl("lock", "init", "--confirm", OWN)
+    assert told.code == 1 and "no answer (timeout)" in told.err
+    assert "may be in force" in told.out
+    [secret] = [line.partition(":")[2] for line in told.out.splitlines() if line.startswith("\tdisablement-secret:")]
+    [(_, _, [value], _)] = orders.asked
+    assert tsctl("lock", "disablement-kdf", secret).out == f"disablement:{value.hex()}\n"
+
+
 def test_disable(tsctl, orders: Orders) -> None:
     assert tsctl("lock", "disable", "disablement-secret:A5A5").code == 0
     assert tsctl("lock", "local-disable").code == 0

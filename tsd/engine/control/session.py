@@ -318,8 +318,8 @@ class ControlSession:
                     await self._pause(backoff.next_s())
                 else:
                     has_new_key = True
-                    goal = replace(goal, node_key=NodePrivate.generate(self._entropy), old_node_key=goal.node_key)
-                    self._goal = goal
+                    new_key = NodePrivate.generate(self._entropy)
+                    goal = self._goal = replace(goal, node_key=new_key, old_node_key=goal.node_key, signature="")
             elif response.auth_url:
                 if response.auth_url == followup:
                     await self._pause(backoff.next_s())

@@ -7,28 +7,30 @@ only serve PeerAPI and say so need none. Verdicts are remembered, so that a mess
 from __future__ import annotations
 
 import base64
-import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 from tsd.base.errors import TsdError
 from tsd.base.keys import NodePublic
-from tsd.base.log import fields
 from tsd.netmap.netmap import Netmap
 from tsd.tailcfg.node import Node
 from tsd.tka.authority import Authority
 from tsd.tka.nodekey import Rotation, node_key_bytes
 from tsd.tka.rotations import obsolete_keys
 
-log = logging.getLogger(__name__)
+SLICE_EFFORT = 1000
+"""Pause after so many peers looked at; verifying one signature counts like `JUDGED` of them."""
+JUDGED = 50
 
-SLICE_PEERS = 20
+Name = tuple[str, str | None]
+"""Node key and its signature: what a verdict depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`refusal` says why the peer stays out; "" when it may come in."""
 
+    name: Name
     refusal: str = ""
     node_key: bytes = b""
     rotation: Rotation | None = None
@@ -39,59 +41,82 @@ class Gate:
 
     def __init__(self, authority: Authority) -> None:
         self.authority = authority
-        self._verdicts: dict[tuple[str, str | None], Verdict] = {}
-        self._told: set[str] = set()
-        self._last: tuple[dict[int, Node], dict[int, str]] = ({}, {})
+        self._seen: Netmap | None = None
+        self._verdicts: dict[int, Verdict] = {}
+        self._obsolete: set[bytes] = set()
+        self._refused: dict[int, str] = {}
+        self._own: Verdict | None = None
 
-    def refused(self, told: Netmap) -> Generator[None, None, dict[int, str]]:
-        """The peers that stay out, each with the reason; pauses when there is much to verify."""
-        if told.peers is self._last[0]:
-            return self._last[1]
-        found: dict[int, Verdict] = {}
-        kept: dict[tuple[str, str | None], Verdict] = {}
-        checked = 0
-        for node in told.peers.values():
-            if node.unsigned_peerapi_only:
-                continue
-            name = (node.key, node.key_signature)
-            verdict = self._verdicts.get(name)
-            if verdict is None:
-                verdict = self.judge(node)
-                checked += 1
-                if checked % SLICE_PEERS == 0:
-                    yield
-            found[node.id] = kept[name] = verdict
-        self._verdicts = kept
-        self._last = (told.peers, self._summed_up(told, found))
-        return self._last[1]
+    def refused(self, told: Netmap, before: Netmap, touched: Iterable[int]) -> Generator[None, None, dict[int, str]]:
+        """The peers that stay out, each with the reason; pauses when there is much to do.
 
-    def _summed_up(self, told: Netmap, found: dict[int, Verdict]) -> dict[int, str]:
-        rotations = [(verdict.node_key, verdict.rotation) for verdict in found.values() if verdict.rotation]
-        obsolete = obsolete_keys(rotations) if rotations else set()
-        refused = {node_id: verdict.refusal for node_id, verdict in found.items() if verdict.refusal}
-        for node_id, verdict in found.items():
-            if not verdict.refusal and verdict.node_key in obsolete:
-                refused[node_id] = "a later node key has replaced this one"
-        self._tell(told, refused)
+        `touched`: the peers that differ from `before`. The same object comes back when nothing changed.
+        """
+        is_known = before is self._seen
+        if not is_known:
+            touched = dict.fromkeys((*self._verdicts, *told.peers))
+        self._seen, effort = None, 0
+        changed, has_rotation = [], not is_known
+        for node_id in touched:
+            old, new = self._verdicts.get(node_id), self._renew(node_id, told.peers.get(node_id))
+            if old is not new:
+                changed.append(node_id)
+                has_rotation |= any(verdict is not None and verdict.rotation is not None for verdict in (old, new))
+            effort += JUDGED if new is not old else 1
+            if effort >= SLICE_EFFORT:
+                effort = 0
+                yield
+        if has_rotation:
+            rotated = [(known.node_key, known.rotation) for known in self._verdicts.values() if known.rotation]
+            self._obsolete = obsolete_keys(rotated)
+            self._refused = {i: why for i, known in self._verdicts.items() if (why := self._refusal(known))}
+        elif changed:
+            self._refused = self._amended(changed)
+        self._seen = told
+        return self._refused
+
+    def _renew(self, node_id: int, node: Node | None) -> Verdict | None:
+        if node is None or node.unsigned_peerapi_only:
+            self._verdicts.pop(node_id, None)
+            return None
+        verdict = self._verdicts.get(node_id)
+        if verdict is None or verdict.name != _name(node):
+            verdict = self._verdicts[node_id] = self.judge(node)
+        return verdict
+
+    def _amended(self, changed: Iterable[int]) -> dict[int, str]:
+        refused = dict(self._refused)
+        for node_id in changed:
+            refused.pop(node_id, None)
+            verdict = self._verdicts.get(node_id)
+            if verdict is not None and (why := self._refusal(verdict)):
+                refused[node_id] = why
         return refused
 
-    def _tell(self, told: Netmap, refused: dict[int, str]) -> None:
-        keys = {told.peers[node_id].key: node_id for node_id in refused}
-        for key in keys.keys() - self._told:
-            peer = told.peers[keys[key]]
-            log.warning(fields("tailnet lock keeps a peer out", peer=peer.name.rstrip("."), reason=refused[peer.id]))
-        self._told = set(keys)
+    def _refusal(self, verdict: Verdict) -> str:
+        if not verdict.refusal and verdict.node_key in self._obsolete:
+            return "a later node key has replaced this one"
+        return verdict.refusal
+
+    def own_refusal(self, node: Node) -> str:
+        if self._own is None or self._own.name != _name(node):
+            self._own = self.judge(node)
+        return self._own.refusal
 
     def judge(self, node: Node) -> Verdict:
         """About the node alone."""
         if not node.key_signature:
-            return Verdict("its node key is not signed")
+            return Verdict(_name(node), "its node key is not signed")
         try:
             node_key = NodePublic.parse(node.key)
             rotation = self.authority.admit(node_key, signature_bytes(node))
         except TsdError as err:
-            return Verdict(str(err))
-        return Verdict("", node_key_bytes(node_key), rotation)
+            return Verdict(_name(node), str(err))
+        return Verdict(_name(node), "", node_key_bytes(node_key), rotation)
+
+
+def _name(node: Node) -> Name:
+    return node.key, node.key_signature
 
 
 def signature_bytes(node: Node) -> bytes:

@@ -33,7 +33,11 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 10.0
 """How long a netmap waits for the lock; afterwards it is worked in with what is known."""
 RETRY_S, MAX_RETRY_S = 5.0, 300.0
+LOGGED_PEERS = 20
+"""So many that are newly kept out get a line each; the others are counted."""
 LOCKED_OUT, UNVERIFIED, BEHIND = "tailnet-lock", "tailnet-lock-unverified", "tailnet-lock-behind"
+
+Sifted = tuple[Netmap, tuple[int, ...] | None]
 
 
 class TailnetLock:
@@ -51,11 +55,12 @@ class TailnetLock:
         self._owner: str | None = None
         """ID of the profile that the chain belongs to; empty while it has none yet."""
         self._is_saved = True
-        self.is_ignored = False
-        """The lock that control has is switched off on this node."""
+        self._ignored: TKAInfo | None = None
+        """A state of a lock that is switched off on this node; what control says later may be of another lock."""
         self._wanted: TKAInfo | None = None
         self._settled: TKAInfo | None = None
-        self.refused: dict[int, tuple[Node, str]] = {}
+        self._sifted: tuple[Netmap | None, dict[int, str]] = None, {}
+        """What was looked at last, and who was kept out of it."""
         self._unreadable = ""
         """Why the chain in the store cannot be used; that there is one is known all the same."""
         self._trouble = ""
@@ -101,13 +106,13 @@ class TailnetLock:
             self._unreadable = f"the stored chain cannot be used ({err})"
             log.error(fields("tailnet lock: the stored chain cannot be used; no peer comes in", reason=err))
             return
-        if found is not None:
+        if found is not None and not self._is_disallowed(found):
             self._gate = Gate(found)
             log.info(fields("tailnet lock is on", head=hash_text(found.head), keys=len(found.keys)))
 
     def adopt(self, authority: Authority | None) -> None:
         """Another state of the chain is in force; None: the lock is off."""
-        if authority is not self.authority:
+        if authority is not self.authority or self._unreadable:
             self._gate = Gate(authority) if authority is not None else None
             self._is_saved = False
             self._trouble = self._unreadable = ""
@@ -157,7 +162,7 @@ class TailnetLock:
         if wanted is None or wanted.disabled:
             self._trouble = ""
             return authority is not None and self._settled != TKAInfo(disabled=True)
-        if self.is_ignored or self._settled == wanted:
+        if wanted in (self._ignored, self._settled):
             return False
         return authority is None or hash_text(authority.head) != wanted.head
 
@@ -187,6 +192,7 @@ class TailnetLock:
         if authority is None:
             authority = await self._begin()
             if authority is None:
+                self._ignored = wanted
                 return
         self.adopt(await exchange.synced(self.exchange, authority))
         self._settled = wanted
@@ -197,9 +203,10 @@ class TailnetLock:
             raise LockRefused("control says that tailnet lock is on, but gives no first update")
         genesis = AUM.decode(raw)
         authority = Authority.bootstrap(genesis)
-        if exchange.state_id_text(authority.state_id) in self._disallowed:
+        if self._is_disallowed(authority):
             log.warning("tailnet lock is switched off on this node (tsctl lock local-disable); all peers are let in")
-            self.is_ignored, self._trouble, self._unreadable = True, "", ""
+            self._trouble = ""
+            self.adopt(None)
             return None
         self.adopt(authority)
         return authority
@@ -216,6 +223,9 @@ class TailnetLock:
         persist = self._engine.account.prefs.persist
         return persist.disallowed_tka_state_ids if persist is not None else ()
 
+    def _is_disallowed(self, authority: Authority) -> bool:
+        return exchange.state_id_text(authority.state_id) in self._disallowed
+
     async def _ask(self, path: str, request: Json) -> Json:
         control, key = self._engine.control, self._engine.account.node_key
         if control is None or key is None:
@@ -225,18 +235,19 @@ class TailnetLock:
     def ignore(self) -> bool:
         """Let everybody in, here, whatever this lock says; False when there is none.
 
-        Another lock, begun after this one, will be obeyed. One that never told who it is, not before a restart.
+        Another lock, begun after this one, will be obeyed. One that never told who it is, not before it changes.
         """
         authority, told = self.authority, self._engine.tailnet.told
         if authority is None and not self._unreadable and not (told is not None and self.is_enforced(told)):
             return False
+        self.close()
+        wanted = self._wanted or (told.tka if told is not None else None)
         if authority is not None:
             self._engine.account.disallow_lock(exchange.state_id_text(authority.state_id))
-        self.is_ignored = authority is None
-        self._is_saved = False
-        self._gate, self._settled = None, None
-        self._trouble = self._unreadable = ""
-        self.save()
+        if authority is None or (wanted is not None and wanted.head == hash_text(authority.head)):
+            self._ignored = wanted
+        self._settled, self._trouble = None, ""
+        self.adopt(None)
         self._engine.health.clear(BEHIND)
         self._engine.tailnet.sift_anew()
         self._engine.report_self()
@@ -246,28 +257,52 @@ class TailnetLock:
     # --- enforcement
 
     def is_enforced(self, told: Netmap) -> bool:
-        """A node that has obeyed no lock since one was switched off on it waits until it knows which one this is."""
+        """A netmap of an earlier run is taken as it is where a lock was off, until control says what it has."""
         if self.authority is not None or self._unreadable:
             return True
-        return told.is_locked and not self.is_ignored and not (self._disallowed and self._settled is None)
+        is_recalled = self._wanted is None
+        return told.is_locked and told.tka != self._ignored and not (is_recalled and self._disallowed)
 
-    def sift(self, told: Netmap) -> Generator[None, None, Netmap]:
-        """The netmap without the peers that the lock keeps out. We ourselves always stay in it."""
-        if not self.is_enforced(told):
-            self._conclude(told, {})
-            return told
-        if self._gate is not None:
-            refused = yield from self._gate.refused(told)
-        else:
-            reason = f"no signature can be verified: {self._blindness}"
-            refused = {peer.id: reason for peer in told.peers.values() if not peer.unsigned_peerapi_only}
-        self._conclude(told, refused)
-        if not refused:
-            return told
-        return replace(told, peers={i: node for i, node in told.peers.items() if i not in refused})
+    @property
+    def refused(self) -> dict[int, tuple[Node, str]]:
+        """Who is kept out, and why."""
+        told, refused = self._sifted
+        return {i: (told.peers[i], why) for i, why in refused.items()} if told is not None else {}
 
-    def _conclude(self, told: Netmap, refused: dict[int, str]) -> None:
-        self.refused = {node_id: (told.peers[node_id], reason) for node_id, reason in refused.items()}
+    def sift(self, told: Netmap, before: Netmap, touched: tuple[int, ...]) -> Generator[None, None, Sifted]:
+        """The netmap without the peers that the lock keeps out. We ourselves always stay in it.
+
+        `touched`: peers that differ from `before`. With it comes which can differ from what came out last; None: all.
+        """
+        refused: dict[int, str] = {}
+        if self.is_enforced(told):
+            if self._gate is not None:
+                refused = yield from self._gate.refused(told, before, touched)
+            else:
+                reason = f"no signature can be verified: {self._blindness}"
+                refused = {peer.id: reason for peer in told.peers.values() if not peer.unsigned_peerapi_only}
+        seen, were_refused = self._sifted
+        turned = refused.keys() ^ were_refused.keys() if refused is not were_refused else ()
+        self._sifted = told, refused
+        self._conclude(told)
+        self._log([node_id for node_id in turned if node_id in refused])
+        result = told
+        if refused:
+            result = replace(told, peers={i: node for i, node in told.peers.items() if i not in refused})
+        return result, (*touched, *turned) if before is seen else None
+
+    def _log(self, refused: list[int]) -> None:
+        if self._gate is None or not refused:
+            return
+        told, reasons = self._sifted
+        assert told is not None
+        for node_id in refused[:LOGGED_PEERS]:
+            name = told.peers[node_id].name.rstrip(".")
+            log.warning(fields("tailnet lock keeps a peer out", peer=name, reason=reasons[node_id]))
+        if len(refused) > LOGGED_PEERS:
+            log.warning(fields("tailnet lock keeps more peers out", count=len(refused) - LOGGED_PEERS))
+
+    def _conclude(self, told: Netmap) -> None:
         health, lock_key = self._engine.health, self._engine.account.lock_key
         public = str(lock_key.public()).replace("nlpub:", "tlpub:", 1) if lock_key is not None else ""
         health.set_if(LOCKED_OUT, self.own_refusal(told) != "", node_key=told.self_node.key, lock_key=public)
@@ -280,4 +315,4 @@ class TailnetLock:
 
     def own_refusal(self, told: Netmap) -> str:
         """Why other nodes keep us out; "" when they do not."""
-        return self._gate.judge(told.self_node).refusal if self._gate is not None else ""
+        return self._gate.own_refusal(told.self_node) if self._gate is not None else ""

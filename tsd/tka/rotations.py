@@ -21,6 +21,8 @@ def obsolete_keys(rotations: Iterable[tuple[bytes, Rotation]]) -> set[bytes]:
             family = families.setdefault(rotation.initial.wrapping_pubkey, [])
             family.append((len(rotation.previous), node_key))
     for family in families.values():
+        if len(family) == 1:  # of nearly all nodes
+            continue
         alive = sorted(((count, key) for count, key in family if key not in found), reverse=True)
         is_tie = len(alive) > 1 and alive[0][0] == alive[1][0]
         found.update(key for _, key in alive[0 if is_tie else 1 :])

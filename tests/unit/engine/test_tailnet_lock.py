@@ -14,8 +14,10 @@ from tsd.base.errors import TsdError
 from tsd.engine.control.hostinfo import self_report
 from tsd.engine.lock import lock as lock_module
 from tsd.engine.lock.exchange import Exchange
+from tsd.engine.lock.gate import Gate, Verdict
 from tsd.engine.lock.lock import BEHIND, LOCKED_OUT, UNVERIFIED
 from tsd.engine.lock.orders import LockOrders
+from tsd.tailcfg.node import Node
 from tsd.tka.aum import AUM, hash_text
 from tsd.tka.authority import Authority
 from tsd.tka.key import Key
@@ -58,6 +60,27 @@ async def test_what_a_refused_peer_does_changes_nothing_else() -> None:
         assert lone.peer_ids() == [2]
         await tell(lone, PeersChanged=[signed_peer(7)])
         assert lone.peer_ids() == [2, 7]
+
+
+async def test_a_change_is_judged_alone_and_comes_out_as_if_all_were_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    control, judged = LockControl(), []
+    judge = Gate.judge
+
+    def noted(gate: Gate, node: Node) -> Verdict:
+        judged.append(node.id)
+        return judge(gate, node)
+
+    async with locked(control) as lone:
+        first = sign_node(public(2), rotation=key_id(7))
+        later = b64(rotated(first, public(5), lock_key(7).sign))
+        await first_map(lone, control, peer_json(2, KeySignature=b64(first)), signed_peer(3), peer_json(4))
+        monkeypatch.setattr(Gate, "judge", noted)
+        await tell(lone, PeersChangedPatch=[{"NodeID": 3, "Endpoints": ["192.0.2.33:1"]}])
+        assert judged == [] and lone.peer_ids() == [2, 3]
+        await tell(lone, PeersChanged=[peer_json(5, KeySignature=later)], PeersRemoved=[3])
+        assert judged == [5] and lone.peer_ids() == [5] and set(refused(lone)) == {2, 4}
+        await tell(lone, PeersRemoved=[5])
+        assert judged == [5] and lone.peer_ids() == [2] and set(refused(lone)) == {4}
 
 
 async def test_peers_that_serve_peerapi_only_need_no_signature() -> None:

@@ -152,7 +152,7 @@ def firewall(net: RouterLab, request: pytest.FixtureRequest) -> Iterator[None]:
 def test_f06_a_lease_comes_and_is_renewed(net: RouterLab, dhcp: DhcpLab) -> None:
     with dhcp.serving(BEHIND), dhcp.client() as client:
         address = dhcp.wait("bound")
-        wait_for(lambda: not dhcp.passes(OTHER_PORT, address), 20, "the drop of strangers")
+        wait_for(lambda: not dhcp.passes(OTHER_PORT, address), 60, "the drop of strangers")
         client.send(signal.SIGUSR1)
         assert dhcp.wait("renew") == address
         client.stop()

@@ -173,7 +173,8 @@ def test_acl_change_while_running(net: Tailnet) -> None:
 def test_node_added_renamed_expired_deleted(net: Tailnet) -> None:
     extra = net.add("x", TailscaledNode)
     net.s.wait_for_peer("x")
-    assert "pong" in net.s.ping(extra.ip4, "--c=8", "--timeout=3s")
+    # tailscaled lists a peer a moment before it knows it.
+    wait_for(lambda: "pong" in net.s.ping(extra.ip4, "--c=8", "--timeout=3s", check=False), 30, "a pong of x")
     node_id = str(net.headscale.node("x")["id"])
     net.headscale.cli("nodes", "rename", "-i", node_id, "renamed")
     net.s.wait_for_peer("renamed")

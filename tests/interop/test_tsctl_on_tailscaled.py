@@ -211,8 +211,10 @@ def test_set_get_down_up(joined: Net) -> None:
     refused = joined.a.call("up", "--hostname=a", check=False)
     assert refused.returncode == 1
     command = next(line.strip() for line in refused.stderr.splitlines() if line.startswith("\t"))
-    assert command == f"tsctl up --hostname=a --accept-routes --login-server={joined.headscale.url}"
-    assert joined.a.call(*command.split()[1:]).returncode == 0
+    assert command == (
+        f"tsctl --socket={joined.a.socket} up --hostname=a --accept-routes --login-server={joined.headscale.url}"
+    )
+    assert joined.a.call(*command.split()[2:]).returncode == 0
     assert real_cli(joined.a, "get", "accept-routes").stdout == "true\n"
     assert joined.a.call("down").returncode == 0
     assert joined.a.call("status", check=False).returncode == 1
@@ -232,12 +234,12 @@ def test_debug_and_streams(joined: Net) -> None:
 
 
 def test_unprivileged_user_is_told_what_to_do(joined: Net) -> None:
-    modules = "base64,json,tsctl.root,tsctl.account,tsctl.risk"
+    modules = "base64,json,shlex,tsctl.root,tsctl.account,tsctl.risk"
     code = f"import os,sys,{modules}; os.setuid(65534); sys.argv=['tsctl',*sys.argv[1:]]; tsctl.main()"
     line = [sys.executable, "-c", code, f"--socket={joined.a.socket}", "down"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=20, env=joined.a._env())
     assert done.returncode == 1 and done.stderr.startswith("Access denied: ")
-    assert "sudo tsctl set --operator=$USER" in done.stderr
+    assert f"sudo tsctl --socket={joined.a.socket} set --operator=$USER" in done.stderr
 
 
 def test_force_reauth_and_logout_come_last(joined: Net) -> None:

@@ -269,7 +269,7 @@ def test_their_cookie_under_load(other: WireGuardGo) -> None:
         other.pump(lambda: 3 in other.types(came_in=True), 20)
         cookies = [datagram for came_in, datagram in other.seen if came_in and datagram[0] == 3]
         assert cookies and other.node.wg.drops["cookie"] == 0
-        other.pump(lambda: other.replies() >= 1, 30)
+        other.pump(lambda: other.replies() >= 1, 90)
     finally:
         stop.set()
         thread.join()

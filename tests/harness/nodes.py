@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 QUIET = {"TS_NO_LOGS_NO_SUPPORT": "true", "TS_DISABLE_PORTMAPPER": "1", "TS_DEBUG_FIREWALL_MODE": "nftables"}
 
 
-class Node:
+class Node(ABC):
     """One daemon in its namespace. `cli` is tsctl or the real CLI; both speak to both daemons."""
 
     daemon = ""
@@ -39,11 +40,11 @@ class Node:
 
     # --- the daemon
 
-    def daemon_words(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def daemon_words(self) -> list[str]: ...
 
-    def cli_words(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def cli_words(self) -> list[str]: ...
 
     def flags(self) -> list[str]:
         words = [f"--socket={self.socket}", f"--statedir={self.folder}", "--port=41641"]

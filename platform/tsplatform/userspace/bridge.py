@@ -63,8 +63,12 @@ class Bridge:
     def start(self) -> None:
         """Begin to pump; call when both sides exist."""
         self._overlay_to_host()
-        if not self._is_done:
+        if self._is_done:
+            return
+        try:
             self._readiness.watch(self._fd, self._on_host)
+        except OSError:  # the system watches no more sockets
+            self._fail_host()
 
     def close(self) -> None:
         """Reset both sides."""

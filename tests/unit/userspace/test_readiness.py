@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import select
@@ -15,10 +16,10 @@ from harness.netwire import A4, B4
 from harness.overlaypair import eventually, overlay_pair
 from tsd.base.addr import AddrPort, parse_ip
 from tsd.hull import Stream
-from tsplatform.userspace.bridge import reset_socket
+from tsplatform.userspace.bridge import Bridge, reset_socket
 from tsplatform.userspace.hostsock import HostStream
 from tsplatform.userspace.proxy import ProxyServer
-from tsplatform.userspace.readiness import READABLE, WRITABLE, EpollReadiness, LoopReadiness, Readiness
+from tsplatform.userspace.readiness import READABLE, WRITABLE, EpollReadiness, LoopReadiness, Readiness, Wake
 
 Make = Callable[[asyncio.AbstractEventLoop], Readiness]
 KINDS = [
@@ -171,6 +172,22 @@ async def test_a_reset_by_the_host_ends_a_bridge_that_waits_for_the_overlay() ->
         await eventually(lambda: server.connection_count == 0)
         hold.set()
         server.close()
+
+
+async def test_a_socket_that_cannot_be_watched_is_reset(pair: tuple[socket.socket, socket.socket]) -> None:
+    class Full(LoopReadiness):
+        def watch(self, fd: int, wake: Wake) -> None:
+            raise OSError(errno.ENOSPC, "too many watches")
+
+    async def hold(stream: Stream) -> None:
+        await stream.read(1)
+
+    loop = asyncio.get_running_loop()
+    async with overlay_pair() as overlay:
+        port = await overlay.b.listen(AddrPort(parse_ip(B4), 0), hold)
+        stream, done = await overlay.connect(port), list[Bridge]()
+        Bridge(loop, Full(loop), stream, pair[0], overlay.a.kick, overlay.a.now, done.append).start()
+        assert len(done) == 1 and pair[0].fileno() == -1
 
 
 @pytest.mark.parametrize("make", KINDS)
